@@ -1,0 +1,1 @@
+"""The SQLite file. Every SQL statement of the project is in this package, and nothing else is."""

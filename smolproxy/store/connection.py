@@ -1,0 +1,89 @@
+"""The SQLite connection as smolproxy uses it: pragmas, schema, and a batch as one transaction.
+
+Everything here runs in the thread that owns the connection, and blocks it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from smolproxy.store import migrations
+
+BUSY_TIMEOUT = 5.0  # seconds to wait for another process's write
+_WAL_PAGES = 1000  # 4 MiB between checkpoints
+_WAL_BYTES = 16 * 1024 * 1024  # what a write-ahead log that grew under a long report is cut back to
+
+
+class Connection(sqlite3.Connection):
+    """A connection in autocommit mode to an existing file, migrated to the newest schema.
+
+    :raises sqlite3.Error: the file cannot be used; DatabaseError: its schema cannot.
+    """
+
+    readonly: ClassVar[bool] = False
+
+    def __init__(self, database: str, **_: Any) -> None:
+        # A URI, so that SQLite never makes the file itself, with a mode of its own.
+        uri = f"{Path(database).as_uri()}?mode=rw"
+        super().__init__(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
+        try:
+            self.row_factory = sqlite3.Row
+            self._set_up(database)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, database: str) -> None:
+        if self.readonly:
+            migrations.require_current(self, database)
+            self.execute("PRAGMA query_only = ON")
+            return
+        self._use_wal()
+        self.execute("PRAGMA synchronous = NORMAL")  # a commit survives the process; a power cut may take the last ones
+        self.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+        self.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        self.execute("PRAGMA foreign_keys = ON")
+        migrations.migrate(self, database)
+
+    def _use_wal(self) -> None:
+        # Two processes that switch a new file to WAL at once get "locked" at once: SQLite does not wait for this one.
+        deadline = time.monotonic() + BUSY_TIMEOUT
+        while not self._switched_to_wal(last_try=time.monotonic() > deadline):
+            time.sleep(0.01)
+
+    def _switched_to_wal(self, *, last_try: bool) -> bool:
+        try:
+            if self.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                # Whatever it answers: a file system without shared memory keeps the rollback journal.
+                self.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if last_try or "locked" not in str(error):
+                raise
+            return False
+        return True
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
+        """Run the statement once for each of the parameters, in one transaction: all or none.
+
+        Within an open transaction it is a part of that.
+        """
+        if self.in_transaction:
+            return super().executemany(sql, parameters)
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            cursor = super().executemany(sql, parameters)
+            self.execute("COMMIT")
+        except BaseException:
+            self.rollback()
+            raise
+        return cursor
+
+
+class ReadonlyConnection(Connection):
+    """The same for reports: needs the newest schema and refuses to write."""
+
+    readonly = True

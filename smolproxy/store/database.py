@@ -1,0 +1,200 @@
+"""The database as the program sees it: open, ask, change, close, from an event loop.
+
+This module owns the connection's thread, its turns and the translation of SQLite's errors. What is asked stands in the
+modules of the nouns: keys, servers, aliases, usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+
+from smolproxy.errors import DatabaseError, Invalid, SmolproxyError
+from smolproxy.store import files
+from smolproxy.store.connection import Connection, ReadonlyConnection
+
+# What SQLite and its binding raise for the values they are given, as opposed to the file.
+_DATA_ERRORS = (
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    sqlite3.DataError,
+    OverflowError,  # an integer beyond 64 bits
+    UnicodeEncodeError,  # a lone surrogate
+)
+
+
+class Database:
+    """One connection to the SQLite file, its thread included. Several may be open at once in one process.
+
+    Not for sharing between event loops. No method ever raises ``sqlite3.Error``: it is DatabaseError when the file
+    cannot be used (or has been closed), Invalid when the values cannot be stored.
+    """
+
+    path: Path
+
+    def __init__(self, path: Path, connection: aiosqlite.Connection) -> None:
+        """For :meth:`open`."""
+        self.path = path
+        self._open_connection: aiosqlite.Connection | None = connection
+        self._lock = asyncio.Lock()  # one turn at a time: no statement of another task gets into a transaction
+        self._owner: asyncio.Task[Any] | None = None  # the task that has a transaction open
+
+    @classmethod
+    async def open(cls, path: Path | str, *, readonly: bool = False) -> Database:
+        """Open, making folder (0700) and file (0600) when missing, and migrate to the newest schema.
+
+        :param readonly: for reports: the file must exist and be migrated; writing is refused.
+        :raises DatabaseError: names path and user when not permitted, says so when it is no database or another
+            program's, and refuses a schema newer than the program.
+        """
+        path = Path(path)
+        real = files.prepare(path, create=not readonly)
+        connection = _daemonic(str(real), ReadonlyConnection if readonly else Connection)
+        opening = asyncio.ensure_future(_opened(connection))
+        with _explained(path):
+            try:
+                await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                # The thread is at work and will report to this loop: see it through, then close.
+                with suppress(sqlite3.Error, DatabaseError):
+                    await opening
+                    await connection.close()
+                raise
+        return cls(path, connection)
+
+    async def close(self) -> None:
+        """Close, after everything that has been asked before; idempotent."""
+        connection, self._open_connection = self._open_connection, None
+        if connection is not None:
+            with _explained(self.path):
+                await connection.close()
+
+    async def data_version(self) -> int:
+        """Return a number that changes when another connection has changed the file."""
+        return int((await self.fetch_all("PRAGMA data_version"))[0][0])
+
+    async def revisions(self) -> tuple[int, int]:
+        """Return (keys, routes): counters that go up with every change of keys, and of servers, models and aliases."""
+        rows = await self.fetch_all("SELECT value FROM revisions WHERE name IN ('keys', 'routes') ORDER BY name")
+        return rows[0][0], rows[1][0]
+
+    async def fetch_all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Run one statement, a writing one too, and return its rows (``sqlite3.Row``), in one hop to the thread."""
+        async with self._turn():
+            return await self._run(sql, parameters)
+
+    async def insert_row(self, sql: str, parameters: Sequence[Any]) -> int:
+        """Insert one row and return its id."""
+        async with self._turn():
+            with _explained(self.path):
+                row = await self._connection.execute_insert(sql, parameters)
+        assert row is not None  # noqa: S101,RUF100 - last_insert_rowid() always answers
+        return int(row[0])
+
+    async def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run the statement for each of the rows, all or none, in one hop; return how many rows were changed.
+
+        Once it is this call's turn, cancelling it does not take the rows back.
+        """
+        async with self._turn():
+            with _explained(self.path):
+                cursor = await self._connection.executemany(sql, rows)
+        return cursor.rowcount
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK on an exception; one at a time on this connection.
+
+        It belongs to the task that opened it: whatever other tasks ask of this connection waits until it has ended.
+        Within another transaction of the same task it is a part of that, undone alone on an exception.
+        """
+        task = asyncio.current_task()
+        if self._owner is task:
+            async with self._steps("SAVEPOINT nested", "RELEASE nested", "ROLLBACK TO nested; RELEASE nested"):
+                yield
+            return
+        async with self._lock:
+            self._owner = task
+            try:
+                async with self._steps("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
+                    yield
+            finally:
+                self._owner = None
+
+    @asynccontextmanager
+    async def _steps(self, begin: str, commit: str, rollback: str) -> AsyncIterator[None]:
+        try:
+            await self._run(begin)
+            yield
+            await self._run(commit)
+        except BaseException:
+            # Also when cancelled while the thread was still at `begin` or `commit`: these are queued behind it. SQLite
+            # may have rolled back by itself, or committed; then there is nothing left to undo.
+            for statement in rollback.split("; "):
+                with suppress(SmolproxyError):
+                    await self._run(statement)
+            raise
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait for the transaction of another task to end."""
+        if self._owner is asyncio.current_task():
+            yield
+        else:
+            async with self._lock:
+                yield
+
+    async def _run(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with _explained(self.path):
+            return list(await self._connection.execute_fetchall(sql, parameters))
+
+    @property
+    def _connection(self) -> aiosqlite.Connection:
+        if self._open_connection is None:
+            raise DatabaseError(f"database {self.path} is closed")
+        return self._open_connection
+
+
+def _daemonic(path: str, factory: type[Connection]) -> aiosqlite.Connection:
+    """Return a connection, still to be opened, whose thread does not keep the interpreter from exiting.
+
+    The thread object is the library's own, in some versions out of reach; but a thread made by a daemon thread is one.
+    """
+    made: list[aiosqlite.Connection] = []
+    maker = threading.Thread(target=lambda: made.append(aiosqlite.connect(path, factory=factory)), daemon=True)
+    maker.start()
+    maker.join()
+    return made[0]
+
+
+async def _opened(connection: aiosqlite.Connection) -> None:
+    await connection
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Translate what SQLite raises; the one place that does."""
+    try:
+        yield
+    except _DATA_ERRORS as error:
+        raise Invalid(f"the database does not take these values: {error}") from error
+    except sqlite3.Error as error:
+        raise DatabaseError(_message(path, str(error))) from error
+
+
+def _message(path: Path, reason: str) -> str:
+    if "not a database" in reason:
+        return f"{path} is not a SQLite database"
+    if "unable to open" in reason:
+        return f"cannot open database {path} as user {files.user()}: {reason}"
+    if "readonly" in reason:
+        return f"cannot write database {path} as user {files.user()}: {reason}"
+    return f"database {path}: {reason}"
