@@ -7,6 +7,7 @@ writes, knows nothing of the database, and no message of it shows a server's key
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FileConfig", "ServeOptions", "ServerEntry", "Settings", "example", "load"]
 
+_URL_HINT = "must be a URL such as http://10.0.0.5:8080"
+_HOST = re.compile(r"[\w.:%-]+")
 _SERVER_FIELDS = ("name", "url", "api_key", "models", "slots")
 
 
@@ -75,24 +78,24 @@ def load(path: Path) -> FileConfig:
 
 def _url(value: object) -> str:
     """Check for the address of a server; the message never repeats it, since it may hold a password."""
-    url = text(value).strip()
+    url = text(value, longest=2000).strip()
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
+        host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise ValueError("must be a URL such as http://10.0.0.5:8080") from error
-    if parts.scheme.lower() not in ("http", "https") or not host or any(map(str.isspace, url)):
-        raise ValueError("must be a URL such as http://10.0.0.5:8080")
+        raise ValueError(_URL_HINT) from error
     if "@" in parts.netloc:
         raise ValueError("must not have a name or password in it (a server's key goes to api_key)")
-    if parts.query or parts.fragment:
+    if parts.scheme.lower() not in ("http", "https") or not _HOST.fullmatch(host) or port == 0 or " " in url:
+        raise ValueError(_URL_HINT)
+    if "?" in url or "#" in url:
         raise ValueError("must have no query and no fragment")
     return url
 
 
 def _api_key(value: object) -> str:
     key = text(value)
-    if not key.isascii() or " " in key:
+    if not key.isascii() or " " in key:  # it goes into a header
         raise ValueError("must be ASCII without spaces")
     return key
 
@@ -148,10 +151,12 @@ class _ConfigReader(Reader):
         entries = self.mapping(node, "aliases", None)
         found = {}
         for alias, target in entries.items():
-            model = self.check(target, f"alias {quote(alias)}", text)
-            if not alias.strip() or not alias.isprintable():
-                self.problem(target, "an alias must not be empty and have no control characters")
-            elif alias in models:
+            model = self.check(target, f"the model of alias {quote(alias)}", text)
+            try:
+                text(alias)
+            except ValueError as error:
+                self.problem(target, f"the name of an alias {error}")
+            if alias in models:
                 self.problem(target, f"alias {quote(alias)} is also the name of a model")
             elif model in entries:
                 self.problem(target, f"alias {quote(alias)} stands for {quote(model)}, which is an alias itself")

@@ -6,8 +6,10 @@ The example config, the documentation and the validation are all made from :clas
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from datetime import date
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +19,10 @@ Check = Callable[[object], Any]
 
 # Larger values are mistakes, and overflow timers and SQLite's integers.
 LARGEST = 10**9
+_LARGEST_TOKENS = 2**53  # what every JSON reader can still tell from its neighbours
+
+# Control characters, lone surrogates, line and paragraph separators.
+_NOT_ON_ONE_LINE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 def whole(low: int = 0, high: int = LARGEST) -> Check:
@@ -46,12 +52,16 @@ def flag(value: object) -> bool:
     return value
 
 
-def text(value: object) -> str:
-    """Check for a text that is not empty and has no control characters."""
+def text(value: object, longest: int = 300) -> str:
+    """Check for a text of one line that is not empty: the rule for names of all kinds."""
     if not isinstance(value, str):
         raise ValueError("must be text (write it in quotes)")  # noqa: TRY004 - a check has one exception
-    if not value.strip() or not value.isprintable():
-        raise ValueError("must be text that is not empty and has no control characters")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if len(value) > longest:
+        raise ValueError(f"must have at most {longest} characters")
+    if any(unicodedata.category(char) in _NOT_ON_ONE_LINE for char in value):
+        raise ValueError("must not hold control characters")
     return value
 
 
@@ -102,16 +112,21 @@ def origins(value: object) -> tuple[str, ...]:
     return found
 
 
+def expiry(value: object) -> str | date:
+    """Check for an expiry: a date or time, as YAML gives it or as text, or an age."""
+    return value if isinstance(value, date) else text(value)
+
+
 # The limits that a new key can be given, by the names of the admin API.
 KEY_DEFAULTS: Mapping[str, Check] = MappingProxyType(
     {
         "rpm_limit": optional(whole()),
-        "tpm_limit": optional(whole(high=10**15)),
+        "tpm_limit": optional(whole(high=_LARGEST_TOKENS)),
         "parallel_limit": optional(whole()),
-        "budget": optional(whole(high=10**15)),
+        "budget": optional(whole(high=_LARGEST_TOKENS)),
         "budget_period": optional(choice("day", "week", "month")),
         "models": lambda value: None if value is None else texts(value),
-        "expires_at": optional(text),
+        "expires_at": optional(expiry),
         "max_tokens": optional(whole()),
         "priority": optional(whole(low=1)),
     }
