@@ -95,8 +95,8 @@ def _url(value: object) -> str:
 
 def _api_key(value: object) -> str:
     key = text(value)
-    if not key.isascii() or " " in key:  # it goes into a header
-        raise ValueError("must be ASCII without spaces")
+    if not key.isascii() or key != key.strip():  # it goes into a header
+        raise ValueError("must be ASCII, without spaces around it")
     return key
 
 

@@ -44,18 +44,24 @@ async def merge(db: Database, config: FileConfig) -> Merged:
             elif differing := _differing(server, entry):
                 await servers.update(db, server.id, differing)
                 changes.append(f"server {entry.name} changed: {', '.join(differing)}")
-        known = {alias.alias_name: alias.real_model_name for alias in await aliases.list_all(db)}
+        known = await _aliases(db)
         for alias, model in config.aliases.items():
             if known.get(alias) != model:
                 await aliases.set_alias(db, alias, model)
                 changes.append(f"alias {alias} {'changed' if alias in known else 'added'}")
         listed = {model for server in await servers.list_all(db) for model in server.models}
+        hiding = [alias for alias in await _aliases(db) if alias in listed]
     warnings = [
         f"alias {alias}: no server lists {model}; one without a list may still have it"
         for alias, model in config.aliases.items()
         if model not in listed
     ]
+    warnings += [f"alias {alias} hides the model of that name" for alias in hiding]
     return Merged(tuple(changes), tuple(warnings))
+
+
+async def _aliases(db: Database) -> dict[str, str]:
+    return {alias.alias_name: alias.real_model_name for alias in await aliases.list_all(db)}
 
 
 def _differing(server: servers.Server, entry: ServerEntry) -> dict[str, Any]:

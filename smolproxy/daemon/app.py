@@ -1,0 +1,112 @@
+"""The application: resources in the order of their life, one middleware, routes from the table of endpoints."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from zoneinfo import ZoneInfo
+
+from aiohttp import web
+
+from smolproxy.config import FileConfig, ServeOptions
+from smolproxy.core.endpoints import ENDPOINTS
+from smolproxy.core.limiter import Limiter
+from smolproxy.daemon.admin import Admin
+from smolproxy.daemon.directory import Directory
+from smolproxy.daemon.health import Health
+from smolproxy.daemon.ledger import Ledger
+from smolproxy.daemon.middlewares import outermost
+from smolproxy.daemon.proxy import Proxy
+from smolproxy.daemon.public import Public
+from smolproxy.daemon.reports import Reports
+from smolproxy.daemon.retention import Retention
+from smolproxy.daemon.servers import Server
+from smolproxy.daemon.tasks import Tasks
+from smolproxy.store.database import Database
+
+
+@dataclass
+class Daemon:
+    """The parts of a running daemon that live as long as it does."""
+
+    options: ServeOptions
+    config: FileConfig
+    books: Database  # for usage rows alone
+    database: Database  # for everything else but reports
+    ledger: Ledger
+    directory: Directory
+    proxy: Proxy
+    reports: Reports
+    settling: Tasks = field(default_factory=Tasks)  # requests whose clients have gone
+    watching: Tasks = field(default_factory=Tasks)  # what runs for as long as the daemon
+
+    @classmethod
+    async def open(cls, options: ServeOptions, config: FileConfig) -> Daemon:
+        """Open the database and put the parts together; nothing runs yet.
+
+        :raises DatabaseError: the database cannot be used.
+        """
+        settings = config.settings
+        books = await Database.open(options.db)
+        try:
+            database = await Database.open(options.db)
+        except BaseException:
+            await books.close()
+            raise
+        settling, watching = Tasks(), Tasks()
+        ledger = Ledger(books)
+        directory = Directory(database, settings, settling, lambda server: watch(server))
+        health = Health(settings, directory.rebuild)
+
+        def watch(server: Server) -> None:
+            watching.start(
+                health.watch(server, lambda: directory.servers.get(server.record.id) is server),
+                f"health {server.record.name}",
+            )
+
+        limiter = Limiter(ZoneInfo(settings.timezone))
+        proxy = Proxy(settings, directory, ledger, health, settling, limiter, secrets.token_hex(8))
+        return cls(options, config, books, database, ledger, directory, proxy, Reports(options.db), settling, watching)
+
+    async def run(self, app: web.Application) -> AsyncIterator[None]:
+        """Run what runs in the background; for ``app.cleanup_ctx``."""
+        await self.directory.refresh()
+        writing = Tasks()
+        writing.start(self.ledger.run(), "ledger")
+        self.watching.start(self.directory.poll(), "directory")
+        retention = Retention(self.database, self.config.settings.retention_days)
+        self.watching.start(retention.run(), "retention")
+        yield
+        await self.watching.cancel()
+        await self.settling.drain(timeout=10.0)
+        await self.ledger.flush(timeout=10.0)
+        await writing.cancel()
+        await self.directory.close()
+        await self.reports.close()
+        await self.database.close()
+        await self.books.close()
+
+
+def create_app(daemon: Daemon) -> web.Application:
+    """Make the application of a daemon."""
+    settings = daemon.config.settings
+    limit = settings.max_body_mib
+    app = web.Application(
+        middlewares=[outermost(access_log=settings.access_log, max_body_mib=limit)],
+        client_max_size=int(limit * 1024 * 1024) or 2**62,
+    )
+    app.cleanup_ctx.append(daemon.run)
+    for endpoint in ENDPOINTS:
+        for path in (endpoint.path, *endpoint.spellings):
+            app.router.add_post(path, partial(daemon.proxy.handle, endpoint=endpoint))
+    public = Public(settings, daemon.directory, daemon.ledger)
+    for prefix in ("/v1", ""):
+        app.router.add_get(f"{prefix}/models", public.models)
+        app.router.add_get(f"{prefix}/models/{{id:.+}}", public.model)
+    app.router.add_get("/health", public.health)
+    if daemon.options.admin_key is not None and daemon.options.admin_api:
+        admin = Admin(settings, daemon.options.admin_key, daemon.database, daemon.directory, daemon.reports)
+        app.router.add_routes(admin.routes())
+    return app

@@ -1,0 +1,175 @@
+"""The daemon's life: listen, signals, reload, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from smolproxy import __version__, logs
+from smolproxy.config import FileConfig, ServeOptions, load
+from smolproxy.daemon.app import Daemon, create_app
+from smolproxy.daemon.merge import merge
+from smolproxy.errors import ConfigError, SmolproxyError
+
+log = structlog.get_logger("smolproxy")
+
+# A client whose host has vanished without a word is let go after some two minutes.
+_KEEP_ALIVE_PROBES = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+_BACKLOG = 1024
+
+
+class ListenError(SmolproxyError):
+    """The address cannot be listened on."""
+
+
+def run(options: ServeOptions) -> int:
+    """Run the daemon until it is told to stop; returns the exit status.
+
+    :raises SmolproxyError: it cannot start; the message says why.
+    """
+    config = _load(options)
+    logs.configure(config.settings.log_level, config.settings.log_format)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(serve(options, config))
+    loop = uvloop.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(serve(options, config))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def serve(options: ServeOptions, config: FileConfig) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    daemon = await Daemon.open(options, config)
+    try:
+        await _merge(daemon, config)
+    except BaseException:
+        await daemon.database.close()
+        await daemon.books.close()
+        raise
+    runner = web.AppRunner(create_app(daemon), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        _watch_connections(runner, daemon)
+        listener = _listen(options.host, options.port)
+        site = web.SockSite(runner, listener, backlog=_BACKLOG)
+        await site.start()
+        host, port = listener.getsockname()[:2]
+        log.info("listening", version=__version__, host=host, port=port, pid=os.getpid(), db=str(options.db))
+        await _until_stopped(daemon)
+        log.info("stopping", open_requests=len(daemon.proxy.exchanges))
+        await site.stop()
+        await _drain(daemon, config.settings.drain_timeout)
+    finally:
+        await runner.cleanup()
+    log.info("stopped")
+    return 0
+
+
+def _load(options: ServeOptions) -> FileConfig:
+    if options.config is None or not (options.config_required or options.config.exists()):
+        return FileConfig()
+    return load(options.config)
+
+
+async def _merge(daemon: Daemon, config: FileConfig) -> None:
+    merged = await merge(daemon.database, config)
+    for change in merged.changes:
+        log.info("config", change=change)
+    for warning in merged.warnings:
+        log.warning("config", warning=warning)
+
+
+def _watch_connections(runner: web.AppRunner, daemon: Daemon) -> None:
+    """Have the proxy told of every lost connection.
+
+    aiohttp's own ways differ: before 3.9 a handler is never cancelled, from then on on demand. All versions tell
+    their server object of a lost connection by this method.
+    """
+    server: Any = runner.server
+    told = server.connection_lost
+
+    def connection_lost(protocol: Any, exc: BaseException | None = None) -> None:
+        told(protocol, exc)
+        daemon.proxy.client_gone(protocol)
+
+    server.connection_lost = connection_lost
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {host}: {error.strerror or error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE_PROBES:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ListenError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+async def _until_stopped(daemon: Daemon) -> None:
+    """Wait for SIGTERM or SIGINT; a second one ends the process at once. SIGHUP loads the config file anew."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def stopping() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping)
+    loop.add_signal_handler(signal.SIGHUP, lambda: daemon.watching.start(_reload(daemon), "reload"))
+    await stop.wait()
+
+
+async def _reload(daemon: Daemon) -> None:
+    try:
+        config = _load(daemon.options)
+        await _merge(daemon, config)
+        await daemon.directory.refresh()
+    except ConfigError as error:
+        for problem in error.problems:
+            log.error("config file not loaded", problem=str(problem))
+        return
+    except SmolproxyError as error:
+        log.error("config file not loaded", problem=str(error))
+        return
+    if config.settings != daemon.config.settings:
+        log.warning("changed settings are in force after a restart; servers and aliases are in force now")
+    log.info("config file loaded")
+
+
+async def _drain(daemon: Daemon, timeout: float) -> None:
+    """Let open requests finish; what is left after ``timeout`` seconds (0: no limit) is told so and ended."""
+    proxy = daemon.proxy
+    proxy.stopping = True
+    loop = asyncio.get_running_loop()
+    end = loop.time() + (timeout or float("inf"))
+    while proxy.exchanges and loop.time() < end:
+        await asyncio.sleep(0.05)
+    for exchange in list(proxy.exchanges.values()):
+        exchange.interrupt("shutdown")
+    end = loop.time() + 5.0
+    while proxy.exchanges and loop.time() < end:
+        await asyncio.sleep(0.02)

@@ -1,0 +1,129 @@
+"""What surrounds every request: its id, the error envelope, other spellings of a path, the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+from aiohttp import web
+
+from smolproxy.daemon.proxy import too_large
+from smolproxy.errors import ApiError, SmolproxyError
+
+log = structlog.get_logger("smolproxy")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+
+_SLASHES = re.compile(r"/{2,}")
+
+
+def error_response(error: ApiError) -> web.Response:
+    """Return an error of smolproxy's own as an answer."""
+    return web.Response(status=error.status, body=error.body(), content_type="application/json", headers=error.headers)
+
+
+def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Make the one middleware: whatever happens inside, an answer with a request id comes out."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = time.perf_counter()
+        request["id"] = os.urandom(12).hex()
+        response: web.StreamResponse | None = None
+        try:
+            if request.match_info.http_exception is not None:
+                handler = await _respell(request, handler)
+            response = await handler(request)
+        except ApiError as error:
+            response = error_response(error)
+        except SmolproxyError as error:
+            response = error_response(ApiError(error.code, str(error)))
+        except web.HTTPException as error:
+            response = error_response(_of_aiohttp(error, max_body_mib))
+        except (asyncio.CancelledError, ConnectionError):
+            raise  # the client has gone: there is nobody to answer
+        except Exception:
+            log.exception("internal error", request_id=request["id"], path=request.path)
+            message = f"A fault of smolproxy; its administrator can find it under the request id {request['id']}."
+            response = error_response(ApiError("internal_error", message))
+        finally:
+            if access_log:
+                _log_access(request, response, started)
+        if not response.prepared:
+            response.headers["x-request-id"] = request["id"]
+            response.headers["Server"] = "smolproxy"
+        return response
+
+    return middleware
+
+
+async def _respell(request: web.Request, handler: Handler) -> Handler:
+    """Return the handler of the path without doubled and trailing slashes; ``handler``, if there is none."""
+    raw = request.rel_url.raw_path
+    path = _SLASHES.sub("/", raw)
+    path = path.rstrip("/") or "/"
+    if path == raw:
+        return handler
+    # A leading // would be read as a host: the path is put in, not parsed.
+    spelled = request.clone(rel_url=request.rel_url.with_path(path, encoded=True))
+    match = await request.app.router.resolve(spelled)
+    if match.http_exception is not None:
+        return handler
+    match.add_app(request.app)
+    request.match_info.clear()
+    request.match_info.update(match)
+    return match.handler
+
+
+def _of_aiohttp(error: web.HTTPException, max_body_mib: float) -> ApiError:
+    if error.status == 404:
+        return ApiError("not_found", "There is nothing under this path.")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allow = ",".join(sorted(error.allowed_methods))
+        return ApiError("method_not_allowed", f"{error.method} is not allowed here: {allow}.", headers={"Allow": allow})
+    if error.status == 413:
+        return too_large(max_body_mib)
+    if error.status == 415:
+        return ApiError("unsupported_media_type", "The body's encoding is not supported.")
+    if 400 <= error.status < 500:
+        return ApiError("invalid_request", error.text or error.reason)
+    return ApiError("internal_error", error.reason)
+
+
+def _log_access(request: web.Request, response: web.StreamResponse | None, started: float) -> None:
+    duration = round((time.perf_counter() - started) * 1000, 1)
+    status = response.status if response is not None else 499
+    exchange = request.get("exchange")
+    if exchange is None:
+        key = request.get("key")
+        log.info(
+            "request",
+            request_id=request["id"],
+            method=request.method,
+            path=request.path,
+            status=status,
+            ms=duration,
+            key_id=None if key is None else key.id,
+        )
+        return
+    usage = exchange.usage
+    log.info(
+        "request",
+        request_id=exchange.request_id,
+        method=request.method,
+        path=request.path,
+        status=exchange.status or status,
+        ms=duration,
+        key_id=exchange.key.id,
+        model=exchange.model,
+        server=None if exchange.server is None else exchange.server.record.name,
+        outcome=exchange.outcome,
+        prompt=usage.prompt,
+        cached=usage.cached,
+        completion=usage.completion,
+    )

@@ -1,0 +1,61 @@
+"""What users may ask of smolproxy itself: models and health, answered from memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from smolproxy.config import Settings
+from smolproxy.core.limits import Limits, model_allowed
+from smolproxy.daemon import auth
+from smolproxy.daemon.directory import Directory
+from smolproxy.daemon.ledger import Ledger
+from smolproxy.errors import ApiError
+from smolproxy.store.keys import Key
+
+_NO_LIMITS = Limits()
+
+
+class Public:
+    """Handlers of ``/v1/models`` and ``/health``."""
+
+    def __init__(self, settings: Settings, directory: Directory, ledger: Ledger) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._ledger = ledger
+
+    async def models(self, request: web.Request) -> web.Response:
+        """List the models and aliases that can be asked for."""
+        key = await self._key(request)
+        return web.json_response({"object": "list", "data": self._listed(key)})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Tell of one model; its id may hold slashes."""
+        key = await self._key(request)
+        name = request.match_info["id"]
+        for model in self._listed(key):
+            if model["id"] == name:
+                return web.json_response(model)
+        raise ApiError("model_not_found", f"There is no model '{name}' here.", param="model")
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Tell whether smolproxy works; the servers are not asked."""
+        failing = self._ledger.failing or self._directory.failing
+        if failing is None:
+            await auth.optional_user(request, self._directory)
+        answer = {"status": "ok" if failing is None else "error", "active_servers": self._directory.active_servers}
+        return web.json_response(answer, status=200 if failing is None else 503)
+
+    async def _key(self, request: web.Request) -> Key | None:
+        if self._settings.models_require_key:
+            return await auth.user(request, self._directory)
+        return await auth.optional_user(request, self._directory)
+
+    def _listed(self, key: Key | None) -> list[dict[str, Any]]:
+        limits = _NO_LIMITS if key is None else key.limits
+        return [
+            {"id": name, "object": "model", "created": since, "owned_by": "smolproxy"}
+            for name, real, since in sorted(self._directory.names())
+            if model_allowed(limits, name, real)
+        ]

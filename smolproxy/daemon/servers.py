@@ -1,0 +1,184 @@
+"""A server as the daemon sees it: its ClientSession pool, what is in flight, its state.
+
+Nothing here decides where a request goes or what an answer means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextvars import ContextVar
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from smolproxy.config import Settings
+from smolproxy.store import servers as store
+
+# llama-server closes a connection that was idle for 5 s: let go of it before it does.
+KEEP_ALIVE = 4.0
+
+VANISHED_MODELS_STAY = 600.0
+"""Seconds for which a model that a server no longer lists is still sent there."""
+
+_fresh: ContextVar[bool] = ContextVar("fresh", default=False)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Tells whether the connection of a request was made for it, or had been used before."""
+
+    async def _create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        # Runs in the task of the request, inside connect(), in all supported versions of aiohttp.
+        _fresh.set(True)
+        return await super()._create_connection(*args, **kwargs)
+
+
+class Server:
+    """One llama-server: its record, its connections and what is known of its state.
+
+    :param record: as stored.
+    :param settings: timeouts.
+    """
+
+    def __init__(self, record: store.Server, settings: Settings) -> None:
+        self.record = record
+        self.in_flight = 0
+        self.last_error: str | None = None
+        self.since = time.time()
+        self.discovered: dict[str, float] = {}  # model -> when it was last listed (monotonic)
+        self._told_slots: int | None = None
+        self._state = "unknown"
+        self._base = URL(record.url)
+        self._urls: dict[str, URL] = {}
+        self.authorization = f"Bearer {record.api_key}" if record.api_key else None
+        self._session = aiohttp.ClientSession(
+            connector=_Connector(limit=0, keepalive_timeout=KEEP_ALIVE),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout or None),
+            trust_env=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Server {self.record.name}>"
+
+    @property
+    def state(self) -> str:
+        """State for selection and ``GET /admin/servers``."""
+        if not self.record.active:
+            return "disabled"
+        if self._state == "up" and self.slots is not None and self.in_flight >= self.slots:
+            return "busy"
+        return self._state
+
+    @property
+    def slots(self) -> int | None:
+        """Parallel sequences: as set by the administrator, else as the server told."""
+        return self.record.slots or self._told_slots
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models it serves: as listed by the administrator, else as the server told."""
+        return self.record.models or tuple(self.discovered)
+
+    def set_state(self, state: str, error: str | None = None) -> bool:
+        """Note a state and the error that led to it; returns whether it is another than before."""
+        self.last_error = error or (None if state == "up" else self.last_error)
+        if state == self._state:
+            return False
+        self._state = state
+        self.since = time.time()
+        return True
+
+    def learn(self, models: list[str] | None, slots: int | None) -> bool:
+        """Note what the server told of itself; returns whether its models are others than before."""
+        before = self.models
+        if slots is not None:
+            self._told_slots = slots
+        if models is not None:
+            now = time.monotonic()
+            kept = {name: seen for name, seen in self.discovered.items() if now - seen < VANISHED_MODELS_STAY}
+            self.discovered = {**kept, **dict.fromkeys(models, now)}
+        return before != self.models
+
+    def url(self, path: str, query: str = "") -> URL:
+        """Return the URL of a path at this server (cached, since parsing one is dear)."""
+        key = f"{path}?{query}" if query else path
+        url = self._urls.get(key)
+        if url is None:
+            url = URL(f"{str(self._base).rstrip('/')}{key}", encoded=True)
+            if not query:
+                self._urls[key] = url
+        return url
+
+    def update(self, record: store.Server) -> bool:
+        """Take over a changed record; returns ``False`` if it needs another pool (URL or key are others)."""
+        if (record.url, record.api_key) != (self.record.url, self.record.api_key):
+            return False
+        self.record = record
+        return True
+
+    async def post(self, url: URL, body: bytes, headers: Any) -> tuple[aiohttp.ClientResponse, bool]:
+        """Send a request; returns the answer when its head is there, and whether its connection was a fresh one.
+
+        :raises SendError: no answer; tells whether the connection was fresh.
+        """
+        _fresh.set(False)
+        try:
+            response = await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+            raise SendError(error, _fresh.get()) from error
+        return response, _fresh.get()
+
+    async def ask(self, method: str, path: str, timeout: float, body: Any = None) -> tuple[int, Any]:
+        """Ask the server something for smolproxy itself; returns status and JSON (``None`` if it is none).
+
+        :param timeout: seconds for all of it.
+        :raises aiohttp.ClientError, asyncio.TimeoutError, OSError: no answer.
+        """
+        headers = {"Authorization": self.authorization} if self.authorization else {}
+        async with self._session.request(
+            method,
+            self.url(path),
+            json=body,
+            headers=headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=timeout),
+        ) as response:
+            try:
+                return response.status, await response.json(content_type=None)
+            except ValueError:
+                return response.status, None
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._session.close()
+
+
+class SendError(Exception):
+    """A request got no answer.
+
+    :param cause: what aiohttp raised.
+    :param fresh: whether its connection was made for this request.
+    """
+
+    def __init__(self, cause: BaseException, fresh: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.fresh = fresh
+
+    @property
+    def refused(self) -> bool:
+        """No connection came about: the request cannot have run."""
+        return isinstance(self.cause, aiohttp.ClientConnectorError) or self.timed_out_connecting
+
+    @property
+    def timed_out_connecting(self) -> bool:
+        """The connection was not there in time."""
+        return self.fresh and isinstance(self.cause, aiohttp.ServerTimeoutError)
+
+    @property
+    def stale(self) -> bool:
+        """A connection used before was found closed before any byte of an answer."""
+        return not self.fresh and isinstance(self.cause, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError))
