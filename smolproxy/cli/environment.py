@@ -5,14 +5,15 @@ This module also opens the database for a command; it interprets no other settin
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from smolproxy.errors import Invalid
-from smolproxy.store.database import Database
+
+if TYPE_CHECKING:
+    from smolproxy.store.database import Database
 
 T = TypeVar("T")
 
@@ -55,6 +56,9 @@ class Environment:
 
         :raises SmolproxyError: what ``work`` raises; DatabaseError if the file cannot be used.
         """
+        import asyncio
+
+        from smolproxy.store.database import Database
 
         async def opened() -> T:
             db = await Database.open(self.database())

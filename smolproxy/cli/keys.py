@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +19,11 @@ from smolproxy.core.limits import (
     parse_limits,
     unmatched_models,
 )
-from smolproxy.store import aliases, servers
 from smolproxy.store import keys as store
-from smolproxy.store.database import Database
+from smolproxy.store.usage import iso
+
+if TYPE_CHECKING:
+    from smolproxy.store.database import Database
 
 
 @click.group()
@@ -180,6 +182,8 @@ def _changes(given: dict[str, Any], models: Sequence[str]) -> dict[str, Any]:
 
 async def _unmatched(db: Database, patterns: Sequence[str]) -> list[str]:
     """Return the patterns that match no listed model and no alias."""
+    from smolproxy.store import aliases, servers
+
     names = {model for server in await servers.list_all(db) for model in server.models}
     names.update(alias.alias_name for alias in await aliases.list_all(db))
     return unmatched_models(patterns, names)
@@ -202,7 +206,7 @@ def _row(key: store.Key) -> dict[str, Any]:
         "name": key.name,
         "prefix": key.prefix,
         "active": key.active,
-        "created_at": times.iso(key.created_at),
+        "created_at": iso(key.created_at),
         **limits_as_json(key.limits),
     }
 

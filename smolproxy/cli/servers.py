@@ -11,6 +11,7 @@ import click
 from smolproxy.cli import output
 from smolproxy.cli.environment import Environment
 from smolproxy.cli.options import CLEAR, id_argument, whole_or_none
+from smolproxy.store import aliases
 from smolproxy.store import servers as store
 from smolproxy.store.database import Database
 
@@ -30,12 +31,12 @@ def servers() -> None:
 def add(env: Environment, name: str, url: str, api_key: str | None, models: Sequence[str], slots: int | None) -> None:
     """Add the server NAME, reached at URL, such as http://10.0.0.5:8080."""
 
-    async def work(db: Database) -> tuple[store.Server, list[str]]:
+    async def work(db: Database) -> store.Server:
         server = await store.add(db, name, url, api_key=api_key or None, models=models, slots=slots)
-        return server, await _namesakes(db, server)
+        await _warn(db, server)
+        return server
 
-    server, namesakes = env.run(work)
-    _warn(namesakes)
+    server = env.run(work)
     output.say(f"server {server.id} ({server.name}) is added")
 
 
@@ -69,9 +70,9 @@ def list_(env: Environment, as_json: bool) -> None:
 @click.pass_obj
 def update(env: Environment, /, id_: int, api_key: str | None, models: Sequence[str], **given: Any) -> None:
     """Change the server with the number ID; what is not given stays."""
-    changes = {name: None if value == CLEAR and name == "slots" else value for name, value in given.items() if value}
-    if given["slots"] == 0:
-        changes["slots"] = 0  # for the store to refuse
+    changes = {name: value for name, value in given.items() if value is not None}
+    if changes.get("slots") == CLEAR:
+        changes["slots"] = None
     if api_key is not None:
         changes["api_key"] = None if api_key in ("", CLEAR) else api_key
     if models:
@@ -79,12 +80,12 @@ def update(env: Environment, /, id_: int, api_key: str | None, models: Sequence[
     if not changes:
         raise click.UsageError("nothing to change: give an option")
 
-    async def work(db: Database) -> tuple[store.Server, list[str]]:
+    async def work(db: Database) -> store.Server:
         server = await store.update(db, id_, changes)
-        return server, await _namesakes(db, server) if "url" in changes else []
+        await _warn(db, server)
+        return server
 
-    server, namesakes = env.run(work)
-    _warn(namesakes)
+    server = env.run(work)
     output.say(f"server {server.id} ({server.name}) is changed")
 
 
@@ -128,7 +129,13 @@ def remove(env: Environment, id_: int) -> None:
 @click.pass_obj
 def add_model(env: Environment, id_: int, model: str, reassign: bool) -> None:
     """List MODEL for the server with the number ID."""
-    server = env.run(lambda db: store.add_model(db, id_, model, reassign=reassign))
+
+    async def work(db: Database) -> store.Server:
+        server = await store.add_model(db, id_, model, reassign=reassign)
+        await _warn(db, server)
+        return server
+
+    server = env.run(work)
     output.say(f"server {server.id} ({server.name}) has {_models(server)}")
 
 
@@ -181,11 +188,11 @@ def _models(server: store.Server) -> str:
     return ", ".join(server.models) or "no models listed: it is asked itself"
 
 
-async def _namesakes(db: Database, server: store.Server) -> list[str]:
-    """Return the names of other servers with the same address."""
-    return [other.name for other in await store.list_all(db) if other.url == server.url and other.id != server.id]
-
-
-def _warn(namesakes: Sequence[str]) -> None:
-    if namesakes:
-        output.note(f"warning: the same URL as {', '.join(namesakes)}: its slots are counted twice")
+async def _warn(db: Database, server: store.Server) -> None:
+    """Warn of what is allowed, but hardly meant."""
+    for other in await store.list_all(db):
+        if other.url == server.url and other.id != server.id:
+            output.note(f"warning: server {other.id} ({other.name}) has the same URL: its slots count twice")
+    for alias in await aliases.list_all(db):
+        if alias.alias_name in server.models:
+            output.note(f"warning: model {alias.alias_name} cannot be asked for: an alias of that name hides it")

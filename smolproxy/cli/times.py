@@ -38,12 +38,6 @@ def parse(text: str, now_ms: int, *, end_of_day: bool = False) -> int:
         raise Invalid(f"{text!r} is no time: write 2026-05-31, 2026-05-31T18:30 or an age such as 7d or 24h") from error
 
 
-def iso(milliseconds: int) -> str:
-    """Return a Unix time in milliseconds as ISO 8601 in UTC, to the millisecond."""
-    moment = _EPOCH + timedelta(milliseconds=milliseconds)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def short(milliseconds: int) -> str:
     """Return a Unix time in milliseconds for a table: UTC, to the second."""
     return (_EPOCH + timedelta(milliseconds=milliseconds)).strftime("%Y-%m-%d %H:%M:%S")

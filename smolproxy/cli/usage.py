@@ -14,15 +14,8 @@ from smolproxy.cli.options import ID
 from smolproxy.errors import Invalid
 from smolproxy.store import usage as store
 from smolproxy.store.database import Database
+from smolproxy.store.totals import GROUPS
 
-_GROUPS = ("key", "model", "server", "day", "hour")
-_GROUP_FIELDS = {
-    "key": ("key_id", "key_name"),
-    "model": ("model_name", "real_model_name"),
-    "server": ("server_id", "server_name"),
-    "day": ("day",),
-    "hour": ("hour",),
-}
 _TOTALS = ("request_count", "total_prompt_tokens", "total_cached_tokens", "total_completion_tokens", "total_all_tokens")
 _LOG_FIELDS = (
     "id",
@@ -87,9 +80,9 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 
 def _groups(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
     groups = tuple(dict.fromkeys(name.strip() for text in values for name in text.split(",")))
-    unknown = [name for name in groups if name not in _GROUPS]
+    unknown = [name for name in groups if name not in GROUPS]
     if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(_GROUPS)}", ctx, param)
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(GROUPS)}", ctx, param)
     return groups
 
 
@@ -101,7 +94,7 @@ def _groups(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -
     "--since", callback=_time, metavar="TIME", help="From then on: 2026-05-31, 2026-05-31T18:30, 7d, 24h, 30m."
 )
 @click.option("--until", callback=_time, metavar="TIME", help="Before then; a date alone includes that day.")
-@click.option("--by", multiple=True, callback=_groups, help=f"Group by {', '.join(_GROUPS)}; several with commas.")
+@click.option("--by", multiple=True, callback=_groups, help=f"Group by {', '.join(GROUPS)}; several with commas.")
 @click.option("--logs", is_flag=True, help="The single requests, newest first, instead of a summary.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most requests to show.")
 @click.option("--offset", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Requests to skip.")
@@ -147,7 +140,7 @@ def usage(
     elif logs:
         _print(rows, _LOG_FIELDS, as_csv)
     else:
-        _print(sums, [name for group in groups for name in _GROUP_FIELDS[group]] + list(_TOTALS), as_csv)
+        _print(sums, [name for group in groups for name in GROUPS[group]] + list(_TOTALS), as_csv)
 
 
 def _print(rows: Sequence[dict[str, Any]], fields: Sequence[str], as_csv: bool) -> None:
@@ -157,4 +150,4 @@ def _print(rows: Sequence[dict[str, Any]], fields: Sequence[str], as_csv: bool) 
         shown = [name for name in fields if name in _TITLES]
         output.table([_TITLES[name] for name in shown], [[row[name] for name in shown] for row in rows])
     else:
-        output.note("no usage recorded for this")
+        output.note("no usage recorded yet, or none that matches")
