@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from aiohttp import ClientResponse
+
 from smolproxy.core.call import Call
 from smolproxy.core.limiter import Reservation
 from smolproxy.core.usage import Tally, Usage
@@ -34,6 +36,7 @@ class Exchange:
         "_ledger",
         "_reservation",
         "_task",
+        "answer",
         "arrived",
         "call",
         "created_at",
@@ -71,6 +74,7 @@ class Exchange:
         self.server: Server | None = None
         self.first_token: float | None = None  # clock of time.perf_counter
         self.interrupted: str | None = None  # why the task was cancelled: "client" or "shutdown"
+        self.answer: ClientResponse | None = None  # the server's
         self.sent = False  # a server may have worked on it
         self.tally: Callable[[], Tally] | None = None  # what the answer has told so far
         self.peeked = b""  # bytes of the answer's body that have been read already
@@ -96,10 +100,27 @@ class Exchange:
             self._leased = False
             self.server.in_flight -= 1
 
+    def not_sent(self) -> None:
+        """End the attempt at a server that has not worked on the request."""
+        self.end_lease()
+        self.sent = False
+        if self.answer is not None:
+            self.answer.close()
+            self.answer = None
+
     def give_back(self) -> None:
         """Give back all that the request holds, before its row is written."""
         self.end_lease()
         self._reservation.release()
+
+    def close(self) -> None:
+        """Let go of everything, at the very end.
+
+        A connection whose answer was read to its end is back in the pool by now; any other is closed.
+        """
+        self.give_back()
+        if self.answer is not None:
+            self.answer.close()
 
     def refuse(self) -> None:
         """End the request as if it had not been admitted: it makes no row and uses none of the key's limits."""

@@ -1,26 +1,22 @@
 """The way of one request, told from top to bottom: :meth:`Proxy.handle`.
 
-authenticate, read and parse, resolve the model, admit, lease a server and send, relay the answer, settle. How an
-answer is relayed is told in :mod:`smolproxy.daemon.relay`.
+authenticate, read and parse, resolve the model, admit, lease a server and send, relay the answer, settle. How a server
+is found that answers is told in :mod:`smolproxy.daemon.sending`, how its answer is relayed in
+:mod:`smolproxy.daemon.relay`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
-import structlog
 from aiohttp import web
-from multidict import CIMultiDict
 
 from smolproxy.config import Settings
 from smolproxy.core import call as calls
-from smolproxy.core import headers, media, selection
+from smolproxy.core import media
 from smolproxy.core.call import Call
 from smolproxy.core.caps import cap_fields
 from smolproxy.core.endpoints import Endpoint
@@ -29,21 +25,15 @@ from smolproxy.core.limits import model_allowed
 from smolproxy.daemon import auth, relay
 from smolproxy.daemon.directory import Directory
 from smolproxy.daemon.exchange import Exchange
-from smolproxy.daemon.health import Health, describe, is_loading
+from smolproxy.daemon.health import Health
 from smolproxy.daemon.ledger import Ledger
-from smolproxy.daemon.servers import SendError, Server
+from smolproxy.daemon.sending import LOOP_HEADER, RETRY_LATER, Sender
+from smolproxy.daemon.servers import Server
 from smolproxy.daemon.tasks import Tasks
 from smolproxy.errors import ApiError
 from smolproxy.store.keys import Key
 
-log = structlog.get_logger("smolproxy")
-
-LOOP_HEADER = "x-smolproxy-via"
-"""Carries the instance that a request went through, so that a server that is smolproxy itself is noticed."""
-
 _OUTCOMES = {"server_timeout": "timeout", "server_error": "server_error"}
-_RETRY_AFTER = "5"  # seconds that a client is told to wait for a server
-_MOST_STALE = 64  # connections found dead in a row before a request gives up
 
 
 class Proxy:
@@ -68,10 +58,9 @@ class Proxy:
         self.stopping = False
         self.exchanges: dict[Any, Exchange] = {}  # by the connection that each came on
         self._ledger = ledger
-        self._health = health
         self._limiter = limiter
         self._instance = instance
-        self._turn = 0
+        self._sender = Sender(settings, health, instance)
 
     async def handle(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         """Serve one request for ``endpoint``.
@@ -87,8 +76,6 @@ class Proxy:
         self._check_fields(fields)
         model, servers = self._resolve(call, key)
         exchange = self._admit(request, arrived, key, call, model)
-        if all(server.state == "disabled" for server in servers):
-            raise ApiError("no_server_available", f"All servers of the model '{model}' are disabled.")
         protocol = request.protocol
         self.exchanges[protocol] = exchange
         try:
@@ -97,9 +84,9 @@ class Proxy:
             put, drop = self._enforced(key, call, fields)
             outgoing = calls.outgoing(call, model, fields, put=put, drop=drop)
             del fields, body
-            upstream = await self._send(request, exchange, servers, outgoing)
+            await self._sender.send(request, exchange, servers, outgoing)
             del outgoing
-            return await relay.relay(self, request, exchange, upstream)
+            return await relay.relay(self.settings, request, exchange)
         except ApiError as error:
             if error.code == "no_server_available":
                 exchange.refuse()
@@ -113,9 +100,9 @@ class Proxy:
                 raise
             exchange.give_back()
             await relay.settle_cut_short(exchange, 503, "timeout")
-            raise ApiError("shutting_down", "smolproxy is shutting down.", headers={"Retry-After": "5"}) from None
+            raise ApiError("shutting_down", "smolproxy is shutting down.", headers=RETRY_LATER) from None
         finally:
-            exchange.give_back()
+            exchange.close()
             if self.exchanges.get(protocol) is exchange:
                 del self.exchanges[protocol]
 
@@ -145,6 +132,10 @@ class Proxy:
                 f"There is no model '{name}' here. " + (f"There are: {listed}." if known else "There is none yet."),
                 param="model",
             )
+        if not any(server.record.active for server in found[1]):
+            raise ApiError(
+                "no_server_available", f"All servers of the model '{name}' are disabled.", headers=RETRY_LATER
+            )
         return found
 
     def _check_fields(self, fields: dict[str, Any]) -> None:
@@ -172,7 +163,7 @@ class Proxy:
 
     def _admit(self, request: web.Request, arrived: float, key: Key, call: Call, model: str) -> Exchange:
         if self.stopping:
-            raise ApiError("shutting_down", "smolproxy is shutting down.", headers={"Retry-After": "5"})
+            raise ApiError("shutting_down", "smolproxy is shutting down.", headers=RETRY_LATER)
         if self._ledger.full:
             raise ApiError(
                 "database_unavailable",
@@ -188,122 +179,12 @@ class Proxy:
         request["exchange"] = exchange
         return exchange
 
-    async def _send(
-        self, request: web.Request, exchange: Exchange, servers: Sequence[Server], body: bytes
-    ) -> aiohttp.ClientResponse:
-        """Send to a server until one answers; returns the answer, whose head has been read.
-
-        Another server, or the same again, is tried only when the request cannot have run: no connection came about,
-        one used before was found dead, the server refused smolproxy's key or is loading its model.
-
-        :raises ApiError: no server answered.
-        """
-        tried: list[Server] = []
-        stale = 0
-        deadline: float | None = None
-        self._turn += 1
-        while True:
-            server = selection.choose(servers, self._turn, tried)
-            assert server is not None  # at least one is enabled, and the loop ends when all have been tried
-            exchange.lease(server)
-            try:
-                upstream, _ = await self._post(request, exchange, server, body)
-            except SendError as failure:
-                exchange.end_lease()
-                if failure.stale and stale < _MOST_STALE:
-                    stale += 1
-                    continue
-                log.warning("no answer", request_id=exchange.request_id, server=server.record.name, reason=str(failure))
-                error = self._unreachable(server, failure)
-                if not failure.refused:
-                    raise error from failure
-            else:
-                refusal = await self._refusal(exchange, server, upstream)
-                if refusal is None:
-                    return upstream
-                exchange.end_lease()
-                exchange.sent = False
-                upstream.close()
-                log.warning("refused", request_id=exchange.request_id, server=server.record.name, reason=str(refusal))
-                error = refusal
-            tried.append(server)
-            if len(tried) < sum(candidate.state != "disabled" for candidate in servers):
-                continue
-            if error.code != "no_server_available":
-                raise error
-            now = time.monotonic()
-            deadline = deadline or now + self.settings.loading_timeout
-            if now >= deadline:
-                raise error
-            try:
-                await self._health.wait_until_up(deadline - now)
-            except asyncio.TimeoutError:
-                raise error from None
-            tried.clear()
-
-    async def _post(
-        self, request: web.Request, exchange: Exchange, server: Server, body: bytes
-    ) -> tuple[aiohttp.ClientResponse, bool]:
-        sent = CIMultiDict(headers.to_server(request.headers.items()))
-        sent["Content-Type"] = "application/json"
-        sent["x-request-id"] = exchange.request_id
-        sent[LOOP_HEADER] = self._instance
-        if server.authorization is not None:
-            sent["Authorization"] = server.authorization
-        url = server.url(exchange.call.endpoint.path, request.query_string)
-        timeout = self.settings.first_byte_timeout
-        if not timeout:
-            return await server.post(url, body, sent)
-        try:
-            return await asyncio.wait_for(server.post(url, body, sent), timeout)
-        except asyncio.TimeoutError:
-            raise ApiError(
-                "server_timeout", f"The server did not begin its answer within first_byte_timeout ({timeout:g} s)."
-            ) from None
-
-    def _unreachable(self, server: Server, failure: SendError) -> ApiError:
-        """Note what a failure teaches of the server; return what the client is told."""
-        if failure.refused:
-            self._health.note(server, "down", describe(failure.cause))
-        if failure.timed_out_connecting:
-            timeout = self.settings.connect_timeout
-            return ApiError("server_timeout", f"The server was not reached within connect_timeout ({timeout:g} s).")
-        if failure.refused:
-            return ApiError("server_unreachable", "The model's server cannot be reached.")
-        if isinstance(failure.cause, aiohttp.ClientResponseError):
-            return ApiError("server_error", "The model's server answered something that is not HTTP.")
-        return ApiError("server_unreachable", "The model's server closed the connection without an answer.")
-
-    async def _refusal(self, exchange: Exchange, server: Server, upstream: aiohttp.ClientResponse) -> ApiError | None:
-        """Return why an answer is none for a user, and the request may go to another server; ``None`` if it is one."""
-        if upstream.status in (401, 403):
-            self._health.note(server, "wrong_key", f"answered {upstream.status} to smolproxy's key")
-            return ApiError("server_error", "The model's server refused smolproxy's own key.")
-        if upstream.status == 503 and upstream.content_type == "application/json":
-            exchange.peeked = await upstream.content.readany()
-        if exchange.peeked and is_loading(503, _json_or_none(exchange.peeked)):
-            exchange.peeked = b""
-            self._health.note(server, "loading", "loading its model")
-            return ApiError(
-                "no_server_available",
-                "The model is still being loaded; try again in a moment.",
-                headers={"Retry-After": _RETRY_AFTER},
-            )
-        return None
-
     def _finish_cut_short(self, exchange: Exchange) -> None:
         """Settle a request whose client has gone: the lease ends now, the row follows when the rest is counted."""
         exchange.give_back()
         if not exchange.settled:
             settling = relay.settle_cut_short(exchange, exchange.status or 499, "client_disconnect")
             self.tasks.start(settling, f"settle {exchange.request_id}")
-
-
-def _json_or_none(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError:
-        return None
 
 
 def too_large(limit: float) -> ApiError:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 
+from smolproxy.config import Settings
 from smolproxy.core.headers import to_client
 from smolproxy.core.meter import PlainMeter, StreamMeter
 from smolproxy.core.usage import Tally, Usage
@@ -23,9 +23,6 @@ from smolproxy.daemon import counting
 from smolproxy.daemon.exchange import Exchange
 from smolproxy.daemon.health import describe
 from smolproxy.errors import ApiError, envelope
-
-if TYPE_CHECKING:
-    from smolproxy.daemon.proxy import Proxy
 
 log = structlog.get_logger("smolproxy")
 
@@ -44,28 +41,23 @@ class _Fault(Exception):
         self.code = code
 
 
-async def relay(
-    proxy: Proxy, request: web.Request, exchange: Exchange, upstream: aiohttp.ClientResponse
-) -> web.StreamResponse:
-    """Pass an answer on to the client and settle the request.
+async def relay(settings: Settings, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+    """Pass the server's answer on to the client and settle the request.
 
     :raises ApiError: the answer is none for a user, and nothing has been sent yet.
     """
-    try:
-        if upstream.content_type == "text/event-stream":
-            return await _Stream(proxy, request, exchange, upstream).run()
-        return await _plain(proxy, request, exchange, upstream)
-    finally:
-        # A connection whose answer was read to its end is back in the pool by now; any other is closed by this.
-        upstream.close()
+    assert exchange.answer is not None
+    if exchange.answer.content_type == "text/event-stream":
+        return await _Stream(settings, request, exchange, exchange.answer).run()
+    return await _plain(settings, request, exchange, exchange.answer)
 
 
-async def _read(proxy: Proxy, upstream: aiohttp.ClientResponse) -> bytes:
+async def _read(settings: Settings, upstream: aiohttp.ClientResponse) -> bytes:
     """Return the next bytes of an answer, none at its end.
 
     :raises _Fault: it broke off, or was silent for too long.
     """
-    timeout = proxy.settings.idle_timeout
+    timeout = settings.idle_timeout
     try:
         if not timeout:
             return await upstream.content.readany()
@@ -76,14 +68,16 @@ async def _read(proxy: Proxy, upstream: aiohttp.ClientResponse) -> bytes:
         raise _Fault("server_error", f"The server broke off its answer: {describe(error)}.") from error
 
 
-def _headers(proxy: Proxy, exchange: Exchange, upstream: aiohttp.ClientResponse, *, stream: bool) -> CIMultiDict[str]:
+def _headers(
+    settings: Settings, exchange: Exchange, upstream: aiohttp.ClientResponse, *, stream: bool
+) -> CIMultiDict[str]:
     headers = CIMultiDict(to_client(upstream.headers.items(), stream=stream))
     headers["x-request-id"] = exchange.request_id
     headers["Server"] = "smolproxy"
     if stream:
         headers["Cache-Control"] = "no-cache"
         headers["X-Accel-Buffering"] = "no"
-    if proxy.settings.expose_server and exchange.server is not None:
+    if settings.expose_server and exchange.server is not None:
         headers["x-smolproxy-server"] = exchange.server.record.name
     return headers
 
@@ -101,16 +95,16 @@ class _Stream:
     """Relays one event stream."""
 
     def __init__(
-        self, proxy: Proxy, request: web.Request, exchange: Exchange, upstream: aiohttp.ClientResponse
+        self, settings: Settings, request: web.Request, exchange: Exchange, upstream: aiohttp.ClientResponse
     ) -> None:
-        self.proxy = proxy
+        self.settings = settings
         self.request = request
         self.exchange = exchange
         self.upstream = upstream
         self.meter = StreamMeter(exchange.call)
         exchange.tally = self.meter.settle
         self.response = web.StreamResponse(
-            status=upstream.status, headers=_headers(proxy, exchange, upstream, stream=True)
+            status=upstream.status, headers=_headers(settings, exchange, upstream, stream=True)
         )
         connection = upstream.connection
         if connection is not None and connection.protocol is not None:
@@ -146,12 +140,12 @@ class _Stream:
 
     async def _next(self) -> bytes:
         if not self.meter.held:
-            return await _read(self.proxy, self.upstream)
+            return await _read(self.settings, self.upstream)
         try:
-            return await asyncio.wait_for(_read(self.proxy, self.upstream), HOLD)
+            return await asyncio.wait_for(_read(self.settings, self.upstream), HOLD)
         except asyncio.TimeoutError:
             await self.response.write(self.meter.release())
-            return await _read(self.proxy, self.upstream)
+            return await _read(self.settings, self.upstream)
 
     async def _end(self) -> None:
         """The server has ended its answer without saying ``[DONE]``."""
@@ -190,18 +184,18 @@ class _Stream:
 
 
 async def _plain(
-    proxy: Proxy, request: web.Request, exchange: Exchange, upstream: aiohttp.ClientResponse
+    settings: Settings, request: web.Request, exchange: Exchange, upstream: aiohttp.ClientResponse
 ) -> web.StreamResponse:
     """Relay an answer that is not a stream."""
     meter = PlainMeter(exchange.call)
     try:
-        body = exchange.peeked or await _read(proxy, upstream)
+        body = exchange.peeked or await _read(settings, upstream)
         while not upstream.content.at_eof() and len(body) <= _SMALL:
-            body += await _read(proxy, upstream)
+            body += await _read(settings, upstream)
     except _Fault as fault:
         raise ApiError(fault.code, str(fault)) from fault
     _check_form(upstream, body)
-    headers = _headers(proxy, exchange, upstream, stream=False)
+    headers = _headers(settings, exchange, upstream, stream=False)
     meter.feed(body)
     if upstream.content.at_eof():
         await _settle_plain(exchange, upstream, meter)
@@ -214,7 +208,7 @@ async def _plain(
     await response.prepare(request)
     held = body  # the last piece is held back until the row is written
     try:
-        while data := await _read(proxy, upstream):
+        while data := await _read(settings, upstream):
             await response.write(held)
             meter.feed(data)
             held = data
@@ -222,10 +216,10 @@ async def _plain(
         log.warning("answer broke off", request_id=exchange.request_id, reason=str(fault))
         outcome = "timeout" if fault.code == "server_timeout" else "server_error"
         await settle_cut_short(exchange, upstream.status, outcome)
-        # there is no place for an error in the middle of an answer: the connection ends without its end
+        # there is no place for an error in the middle of an answer: the connection breaks off as the server's did
         if request.transport is not None:
             request.transport.abort()
-        raise asyncio.CancelledError from fault
+        raise ConnectionAbortedError("the server broke off its answer") from fault
     await _settle_plain(exchange, upstream, meter)
     await response.write(held)
     await response.write_eof()

@@ -22,6 +22,8 @@ KEEP_ALIVE = 4.0
 VANISHED_MODELS_STAY = 600.0
 """Seconds for which a model that a server no longer lists is still sent there."""
 
+_FOUND_DEAD = 1.0  # seconds within which a dead connection shows
+
 _fresh: ContextVar[bool] = ContextVar("fresh", default=False)
 
 
@@ -119,17 +121,17 @@ class Server:
         self.record = record
         return True
 
-    async def post(self, url: URL, body: bytes, headers: Any) -> tuple[aiohttp.ClientResponse, bool]:
-        """Send a request; returns the answer when its head is there, and whether its connection was a fresh one.
+    async def post(self, url: URL, body: bytes, headers: Any) -> aiohttp.ClientResponse:
+        """Send a request; returns the answer when its head is there.
 
-        :raises SendError: no answer; tells whether the connection was fresh.
+        :raises SendError: no answer; tells whether the connection was a fresh one.
         """
         _fresh.set(False)
+        started = time.monotonic()
         try:
-            response = await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+            return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
-            raise SendError(error, _fresh.get()) from error
-        return response, _fresh.get()
+            raise SendError(error, _fresh.get(), time.monotonic() - started) from error
 
     async def ask(self, method: str, path: str, timeout: float, body: Any = None) -> tuple[int, Any]:
         """Ask the server something for smolproxy itself; returns status and JSON (``None`` if it is none).
@@ -161,12 +163,14 @@ class SendError(Exception):
 
     :param cause: what aiohttp raised.
     :param fresh: whether its connection was made for this request.
+    :param seconds: how long after it was sent.
     """
 
-    def __init__(self, cause: BaseException, fresh: bool) -> None:
+    def __init__(self, cause: BaseException, fresh: bool, seconds: float) -> None:
         super().__init__(str(cause))
         self.cause = cause
         self.fresh = fresh
+        self.seconds = seconds
 
     @property
     def refused(self) -> bool:
@@ -180,5 +184,9 @@ class SendError(Exception):
 
     @property
     def stale(self) -> bool:
-        """A connection used before was found closed before any byte of an answer."""
-        return not self.fresh and isinstance(self.cause, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError))
+        """A connection used before was found closed before any byte of an answer.
+
+        That is found out at once. A server that gives up later has accepted the request, which may have run.
+        """
+        closed = isinstance(self.cause, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError))
+        return closed and not self.fresh and self.seconds < _FOUND_DEAD

@@ -1,0 +1,163 @@
+"""Sending a request until a server answers: leases, attempts, and what each failure means.
+
+Another server, or the same again, is tried only when the request cannot have run: no connection came about, one used
+before was found dead, the server refused smolproxy's key or is loading its model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import structlog
+from aiohttp import web
+from multidict import CIMultiDict
+
+from smolproxy.config import Settings
+from smolproxy.core import headers, selection
+from smolproxy.daemon.exchange import Exchange
+from smolproxy.daemon.health import Health, describe, is_loading
+from smolproxy.daemon.servers import SendError, Server
+from smolproxy.errors import ApiError
+
+log = structlog.get_logger("smolproxy")
+
+LOOP_HEADER = "x-smolproxy-via"
+"""Carries the instance that a request went through, so that a server that is smolproxy itself is noticed."""
+
+RETRY_LATER = {"Retry-After": "5"}
+"""What a client is told that comes when no server can answer."""
+
+_MOST_STALE = 64  # connections found dead in a row before a request gives up
+
+
+class Sender:
+    """Sends requests to servers.
+
+    :param instance: a random name of this daemon.
+    """
+
+    def __init__(self, settings: Settings, health: Health, instance: str) -> None:
+        self._settings = settings
+        self._health = health
+        self._instance = instance
+        self._turn = 0
+
+    async def send(self, request: web.Request, exchange: Exchange, servers: Sequence[Server], body: bytes) -> None:
+        """Send to one of ``servers`` after the other until one answers: ``exchange.answer`` is its answer then.
+
+        :raises ApiError: no server answered.
+        """
+        tried: list[Server] = []
+        stale = 0
+        deadline: float | None = None
+        self._turn += 1
+        while True:
+            server = selection.choose(servers, self._turn, tried)
+            if server is None:  # disabled meanwhile
+                raise ApiError("no_server_available", "All servers of the model are disabled.", headers=RETRY_LATER)
+            exchange.lease(server)
+            try:
+                exchange.answer = await self._post(request, exchange, server, body)
+                error = await self._refusal(exchange, server, exchange.answer)
+                if error is None:
+                    return
+                exchange.not_sent()
+            except SendError as failure:
+                if failure.stale and stale < _MOST_STALE:
+                    exchange.end_lease()
+                    stale += 1
+                    continue
+                error = self._unreachable(server, failure)
+                if not failure.refused:
+                    raise error from failure
+                exchange.not_sent()
+            log.warning(
+                "not answered", request_id=exchange.request_id, server=server.record.name, reason=server.last_error
+            )
+            tried.append(server)
+            if selection.choose(servers, self._turn, tried) is not None:
+                continue
+            if error.code != "no_server_available":
+                raise error
+            # every server of the model is loading
+            now = time.monotonic()
+            deadline = deadline or now + self._settings.loading_timeout
+            if now >= deadline:
+                raise error
+            try:
+                await self._health.wait_until_up(deadline - now)
+            except asyncio.TimeoutError:
+                raise error from None
+            tried.clear()
+
+    async def _post(
+        self, request: web.Request, exchange: Exchange, server: Server, body: bytes
+    ) -> aiohttp.ClientResponse:
+        sent = CIMultiDict(headers.to_server(request.headers.items()))
+        sent["Content-Type"] = "application/json"
+        sent["x-request-id"] = exchange.request_id
+        sent[LOOP_HEADER] = self._instance
+        if server.authorization is not None:
+            sent["Authorization"] = server.authorization
+        url = server.url(exchange.call.endpoint.path, request.query_string)
+        timeout = self._settings.first_byte_timeout
+        if not timeout:
+            return await server.post(url, body, sent)
+        try:
+            return await asyncio.wait_for(server.post(url, body, sent), timeout)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                "server_timeout", f"The server did not begin its answer within first_byte_timeout ({timeout:g} s)."
+            ) from None
+
+    def _unreachable(self, server: Server, failure: SendError) -> ApiError:
+        """Note what a failure teaches of the server; return what the client is told."""
+        if failure.refused:
+            self._health.note(server, "down", describe(failure.cause))
+        else:
+            server.last_error = describe(failure.cause)
+        if failure.timed_out_connecting:
+            timeout = self._settings.connect_timeout
+            return ApiError("server_timeout", f"The server was not reached within connect_timeout ({timeout:g} s).")
+        if failure.refused:
+            return ApiError("server_unreachable", "The model's server cannot be reached.")
+        if isinstance(failure.cause, aiohttp.ClientResponseError):
+            return ApiError("server_error", "The model's server answered something that is not HTTP.")
+        return ApiError("server_unreachable", "The model's server closed the connection without an answer.")
+
+    async def _refusal(self, exchange: Exchange, server: Server, answer: aiohttp.ClientResponse) -> ApiError | None:
+        """Return why an answer is none for a user, and the request may go to another server; ``None`` if it is one."""
+        if answer.status in (401, 403):
+            self._health.note(server, "wrong_key", f"answered {answer.status} to smolproxy's key")
+            return ApiError("server_error", "The model's server refused smolproxy's own key.")
+        if answer.status == 503 and answer.content_type == "application/json":
+            exchange.peeked = await _peek(answer)
+            if is_loading(503, _json_or_none(exchange.peeked)):
+                exchange.peeked = b""
+                self._health.note(server, "loading", "loading its model")
+                message = "The model is still being loaded; try again in a moment."
+                return ApiError("no_server_available", message, headers=RETRY_LATER)
+        return None
+
+
+async def _peek(answer: aiohttp.ClientResponse) -> bytes:
+    """Return the beginning of a body, all of it if it is short; it has to be put before what is read later."""
+    data = b""
+    try:
+        while not answer.content.at_eof() and len(data) < 4096:
+            data += await answer.content.readany()
+    except (aiohttp.ClientError, OSError):
+        pass  # whoever reads on will find out
+    return data
+
+
+def _json_or_none(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
