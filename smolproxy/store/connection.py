@@ -8,14 +8,17 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from smolproxy.store import migrations
 
 BUSY_TIMEOUT = 5.0  # seconds to wait for another process's write
-_WAL_PAGES = 1000  # 4 MiB between checkpoints
-_WAL_BYTES = 16 * 1024 * 1024  # what a write-ahead log that grew under a long report is cut back to
+_LOG_PAGES = 1000  # 4 MiB between checkpoints
+_LOG_KEPT = 4 * 2**20  # bytes: what is left of the write-ahead log's file when it starts anew
+_LOG_LONG = 8 * 2**20  # bytes: from here on reports let it start anew before they begin
+_STEP_ASIDE = 1.0  # seconds: for how long at most
 
 
 class Connection(sqlite3.Connection):
@@ -44,8 +47,8 @@ class Connection(sqlite3.Connection):
             return
         self._use_wal()
         self.execute("PRAGMA synchronous = NORMAL")  # a commit survives the process; a power cut may take the last ones
-        self.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
-        self.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        self.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+        self.execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
         self.execute("PRAGMA foreign_keys = ON")
         migrations.migrate(self, database)
 
@@ -84,6 +87,42 @@ class Connection(sqlite3.Connection):
 
 
 class ReadonlyConnection(Connection):
-    """The same for reports: needs the newest schema and refuses to write."""
+    """The same for reports: needs the newest schema and refuses to write.
+
+    SQLite starts its write-ahead log anew only in a moment when nobody reads from it. Reports without a pause, or one
+    after the other, would let it grow for ever; so each lets such a moment come when the log is long.
+    """
 
     readonly = True
+
+    def __init__(self, database: str, **options: Any) -> None:
+        self._log = Path(f"{database}-wal")
+        super().__init__(database, **options)
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run the statement, after having stepped aside if need be."""
+        if self._log_is_long():
+            self._step_aside()
+        return super().execute(sql, parameters)
+
+    def _log_is_long(self) -> bool:
+        try:
+            return self._log.stat().st_size > _LOG_LONG
+        except OSError:  # there is none, or it is out of reach: then reading will tell
+            return False
+
+    def _step_aside(self) -> None:
+        deadline = time.monotonic() + _STEP_ASIDE
+        self._wait_for_others(0)
+        try:
+            while self._log_is_long() and time.monotonic() < deadline:
+                # A process that writes does it by itself as soon as nobody reads; this is for when none does. It must
+                # not wait for locks: the one that it holds while waiting would be in the writer's way.
+                with suppress(sqlite3.OperationalError):
+                    super().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                time.sleep(0.01)
+        finally:
+            self._wait_for_others(BUSY_TIMEOUT)
+
+    def _wait_for_others(self, seconds: float) -> None:
+        super().execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")

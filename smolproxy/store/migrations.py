@@ -65,7 +65,7 @@ _TABLES = (
 _USAGE = (
     """
     CREATE TABLE usage (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        id INTEGER PRIMARY KEY,
         created_at INTEGER NOT NULL CHECK (created_at BETWEEN 0 AND 253402300799999),  -- up to the year 9999
         request_id TEXT NOT NULL,
         key_id INTEGER NOT NULL,
