@@ -99,7 +99,8 @@ class Proxy:
                 self._finish_cut_short(exchange)
                 raise
             exchange.give_back()
-            await relay.settle_cut_short(exchange, 503, "timeout")
+            if not exchange.settled:
+                await relay.settle_cut_short(exchange, 503, "timeout")
             raise ApiError("shutting_down", "smolproxy is shutting down.", headers=RETRY_LATER) from None
         finally:
             exchange.close()
@@ -183,7 +184,8 @@ class Proxy:
         """Settle a request whose client has gone: the lease ends now, the row follows when the rest is counted."""
         exchange.give_back()
         if not exchange.settled:
-            settling = relay.settle_cut_short(exchange, exchange.status or 499, "client_disconnect")
+            exchange.outcome = "client_disconnect"
+            settling = relay.settle_cut_short(exchange, exchange.status or 499, exchange.outcome)
             self.tasks.start(settling, f"settle {exchange.request_id}")
 
 

@@ -62,6 +62,11 @@ class Answer:
             self._gzip = zlib.compressobj(wbits=31)
         self._head(status, kind, None, {"X-Accel-Buffering": "no", **(extra or {})}, stream=True)
 
+    async def flush(self) -> None:
+        """Send the head of a stream now; unasked, it goes out with the first piece, as llama-server's does."""
+        if self._head_bytes:
+            await self._send(b"")
+
     async def write(self, piece: bytes) -> None:
         """One piece of a stream; Gone when the client has left, or the reply's `cut` was reached with it."""
         if self.reply.cut == 0:
@@ -132,16 +137,15 @@ class Answer:
             return
         await self.connection.write(head)
         for at in range(0, len(data), self.reply.split):
+            await asyncio.sleep(0)
             piece = data[at : at + self.reply.split]
             await self.connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._chunked else piece)
-            await asyncio.sleep(0)
 
     async def _end(self, cut: bool) -> None:
         then = self.reply.then
         if then == "auto" and cut:
             then = "close"
-        if self._head_bytes:
-            await self._send(b"")
+        await self.flush()
         if then in ("close", "reset", "hang"):
             self.closing = True
             self.request.done = then != "hang"

@@ -13,7 +13,7 @@ from typing import Any
 from . import shapes
 from .answer import Answer
 from .engine import Choice, Counters, Engine, Token, prompt_tokens
-from .reply import KEEP, MISSING, Gone, Reply
+from .reply import KEEP, MISSING, Gone, Pause, Reply
 from .shapes import Json
 
 DEFAULT_TOKENS = 16
@@ -127,13 +127,18 @@ class EventWriter:
             events = (b"".join(events),)
         for event in events:
             if held := self.reply.hold.get(self._count):
-                await self.answer.connection.pause(held)
+                await self.pause(held)
             if self.reply.delay:
-                await self.answer.connection.pause(self.reply.delay)
+                await self.pause(self.reply.delay)
             self._count += 1
             if self.reply.heartbeat:
                 event = b":\n\n" + event
             await self.answer.write(event.replace(b"\n", b"\r\n") if self.reply.crlf else event)
+
+    async def pause(self, what: Pause) -> None:
+        """Wait, once all that was sent so far is out."""
+        await self.answer.flush()
+        await self.answer.connection.pause(what)
 
 
 class Generation:

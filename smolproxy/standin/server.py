@@ -185,7 +185,7 @@ class StandIn:
             answer.start(reply.status)
             writer = EventWriter(answer)
             for chunk in reply.chunks:
-                await (writer.send(chunk) if isinstance(chunk, bytes) else connection.pause(chunk))
+                await (writer.send(chunk) if isinstance(chunk, bytes) else writer.pause(chunk))
             await answer.finish()
         elif reply.body is not None:
             given = reply.body.encode() if isinstance(reply.body, str) else reply.body
