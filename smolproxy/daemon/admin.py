@@ -68,7 +68,7 @@ def server_row(server: Server) -> dict[str, Any]:
 class Admin:
     """Handlers of ``/admin``.
 
-    :param database: the directory's connection, so that one's own change is no news to it.
+    :param database: where changes are written.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from zoneinfo import ZoneInfo
@@ -34,7 +35,8 @@ class Daemon:
     options: ServeOptions
     config: FileConfig
     books: Database  # for usage rows alone
-    database: Database  # for everything else but reports
+    lookups: Database  # for the directory, whose reading must not wait behind a write
+    database: Database  # for the admin's changes and purging; reports have their own
     ledger: Ledger
     directory: Directory
     proxy: Proxy
@@ -49,15 +51,16 @@ class Daemon:
         :raises DatabaseError: the database cannot be used.
         """
         settings = config.settings
-        books = await Database.open(options.db)
-        try:
-            database = await Database.open(options.db)
-        except BaseException:
-            await books.close()
-            raise
+        async with AsyncExitStack() as opened:
+            connections = []
+            for readonly in (False, False, True):
+                connections.append(await Database.open(options.db, readonly=readonly))
+                opened.push_async_callback(connections[-1].close)
+            opened.pop_all()
+        books, database, lookups = connections
         settling, watching = Tasks(), Tasks()
         ledger = Ledger(books)
-        directory = Directory(database, settings, settling, lambda server: watch(server))
+        directory = Directory(lookups, settings, settling, lambda server: watch(server))
         health = Health(settings, directory.rebuild)
 
         def watch(server: Server) -> None:
@@ -68,7 +71,9 @@ class Daemon:
 
         limiter = Limiter(ZoneInfo(settings.timezone))
         proxy = Proxy(settings, directory, ledger, health, settling, limiter, secrets.token_hex(8))
-        return cls(options, config, books, database, ledger, directory, proxy, Reports(options.db), settling, watching)
+        return cls(
+            options, config, books, lookups, database, ledger, directory, proxy, Reports(options.db), settling, watching
+        )
 
     async def run(self, app: web.Application) -> AsyncIterator[None]:
         """Run what runs in the background; for ``app.cleanup_ctx``."""
@@ -85,8 +90,12 @@ class Daemon:
         await writing.cancel()
         await self.directory.close()
         await self.reports.close()
-        await self.database.close()
-        await self.books.close()
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections to the database."""
+        for connection in (self.lookups, self.database, self.books):
+            await connection.close()
 
 
 def create_app(daemon: Daemon) -> web.Application:

@@ -54,8 +54,7 @@ async def serve(options: ServeOptions, config: FileConfig) -> int:
     try:
         await _merge(daemon, config)
     except BaseException:
-        await daemon.database.close()
-        await daemon.books.close()
+        await daemon.close()
         raise
     runner = web.AppRunner(create_app(daemon), access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
@@ -161,11 +160,11 @@ async def _reload(daemon: Daemon) -> None:
 
 
 async def _drain(daemon: Daemon, timeout: float) -> None:
-    """Let open requests finish; what is left after ``timeout`` seconds (0: no limit) is told so and ended."""
+    """Let open requests finish; what is left after ``timeout`` seconds is told so and ended."""
     proxy = daemon.proxy
     proxy.stopping = True
     loop = asyncio.get_running_loop()
-    end = loop.time() + (timeout or float("inf"))
+    end = loop.time() + timeout
     while proxy.exchanges and loop.time() < end:
         await asyncio.sleep(0.05)
     for exchange in list(proxy.exchanges.values()):
