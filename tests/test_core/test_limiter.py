@@ -189,6 +189,29 @@ def test_the_wait_counts_what_runs() -> None:
     assert refused(limiter, limits, NOW + 30).retry_after == 50.0
 
 
+def test_the_wait_lasts_until_there_is_room_for_one() -> None:
+    limiter, limits = Limiter(), Limits(tpm_limit=10)
+    spend(limiter, limits, NOW, 5)
+    spend(limiter, limits, NOW + 10, 10)
+    assert refused(limiter, limits, NOW + 10).retry_after == 60.0  # at 50 s the 10 are still there
+
+
+def test_the_wait_is_no_shorter_than_for_what_has_settled() -> None:
+    limiter, limits = Limiter(), Limits(tpm_limit=100)
+    limiter.admit(KEY, limits, NOW, estimate=60)
+    last = limiter.admit(KEY, limits, NOW, estimate=90)
+    limiter.admit(KEY, Limits(), NOW, estimate=200)
+    last.settle(120, NOW + 5)
+    assert refused(limiter, limits, NOW + 5).retry_after == 60.0
+
+
+def test_no_tokens_leave_nothing_behind() -> None:
+    limiter, limits = Limiter(), Limits(tpm_limit=100)
+    spend(limiter, limits, NOW, 10)
+    spend(limiter, limits, NOW + 30, 0)
+    assert limiter.status(KEY, limits, NOW + 30)["tpm"] == LimitStatus(100, 90, 30.0)
+
+
 def test_a_request_larger_than_the_limit_is_admitted_alone() -> None:
     limiter, limits = Limiter(), Limits(tpm_limit=100, budget=100)
     assert len(admitted(limiter, limits, NOW, 5, estimate=10**6)) == 1
@@ -334,6 +357,14 @@ def test_cancel_takes_back_the_right_request() -> None:
     first.cancel()
     limiter.admit(KEY, limits, NOW + 40, estimate=1)
     assert refused(limiter, limits, NOW + 61).retry_after == pytest.approx(29)
+
+
+def test_cancel_of_one_in_the_middle() -> None:
+    limiter, limits = Limiter(), Limits(rpm_limit=3)
+    requests = [limiter.admit(KEY, limits, NOW + wait, estimate=1) for wait in (0, 10, 20)]
+    requests[1].cancel()
+    limiter.admit(KEY, limits, NOW + 30, estimate=1)
+    assert refused(limiter, limits, NOW + 30).retry_after == 30.0
 
 
 def test_cancel_long_after() -> None:
@@ -488,6 +519,28 @@ def test_a_step_back_is_no_new_budget_and_no_lock(back: float) -> None:
     assert remaining(limiter, limits, NOW + DAY, "budget") == 100
 
 
+def test_before_all_known_periods_the_earliest_goes_on() -> None:
+    limiter, limits = Limiter(), Limits(budget=100, budget_period="day")
+    spend(limiter, limits, NOW, 100)
+    spend(limiter, limits, NOW + DAY, 30)
+    assert refused(limiter, limits, NOW - DAY).limit == "budget"
+
+
+def test_pruning_at_midnight_does_not_forget_a_day_that_may_come_again() -> None:
+    limiter, limits = Limiter(), Limits(budget=100)
+    month = unix("2027-02-01T00:00+00:00")
+    spend(limiter, limits, month - 1, 100)
+    limiter.prune(month + 3600)
+    assert refused(limiter, limits, month - 1).limit == "budget"
+
+
+def test_a_clock_that_trembles_does_not_make_the_minute_shorter() -> None:
+    limiter, limits = Limiter(), Limits(rpm_limit=1)
+    limiter.admit(KEY, limits, NOW, estimate=1)
+    for number in range(590):
+        refused(limiter, limits, NOW + number / 10 - (number % 2) * 0.5)
+
+
 def test_a_wrong_year_is_forgotten() -> None:
     limiter, limits = Limiter(), Limits(budget=100)
     spend(limiter, limits, NOW, 30)
@@ -612,6 +665,8 @@ def test_seeding_after_a_step_back() -> None:
     limits = Limits(rpm_limit=1, tpm_limit=100)
     limiter.admit(KEY + 1, limits, NOW + 3600, estimate=1)
     limiter.seed(KEY, NOW, requests=[NOW - 20], tokens=[(NOW - 20, 100)])
+    for name in ("rpm", "tpm"):
+        assert limiter.status(KEY, limits, NOW)[name].reset_seconds == 40.0
     assert refused(limiter, limits, NOW).retry_after == 40.0
     limiter.admit(KEY, limits, NOW + 40, estimate=1)
 
@@ -651,6 +706,16 @@ def test_pruning_loses_no_count() -> None:
     assert remaining(limiter, ALL, NOW + 3600, "budget") == 950
 
 
+def test_pruning_leaves_what_runs() -> None:
+    limiter, limits = Limiter(), Limits(parallel_limit=1, tpm_limit=100)
+    running = limiter.admit(KEY, limits, NOW, estimate=1)
+    limiter.prune(NOW + 3600)
+    running.settle(40, NOW + 3600)
+    assert remaining(limiter, limits, NOW + 3600, "tpm") == 60
+    limiter.prune(NOW + 60 * DAY)
+    assert refused(limiter, limits, NOW + 60 * DAY).limit == "parallel"
+
+
 def test_a_forgotten_key_begins_anew_and_what_it_runs_ends() -> None:
     limiter = Limiter()
     running = admitted(limiter, ALL, NOW, 9)
@@ -673,6 +738,9 @@ def test_memory_of_a_busy_key_is_bounded() -> None:
     assert account.requests is not None
     assert account.tokens is not None
     assert len(account.requests._times) <= 50
+    assert len(account.tokens._entries) <= 242
+    for number in range(1000):  # nobody asks for its tokens any more
+        limiter.admit(KEY, Limits(), NOW + 300 + number, estimate=1).settle(1, NOW + 300 + number)
     assert len(account.tokens._entries) <= 242
     for day in range(1000):
         limiter.admit(KEY, Limits(), NOW + day * DAY, estimate=1).settle(1, NOW + day * DAY)

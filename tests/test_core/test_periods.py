@@ -42,6 +42,10 @@ def test_a_boundary_belongs_to_the_later_period() -> None:
         assert period_bounds(period, midnight - 1e-6).end == midnight
 
 
+def test_less_than_a_microsecond_before_midnight() -> None:
+    assert period_bounds("day", 86_399.9999999) == (0, 86_400)
+
+
 def test_fixed_offset() -> None:
     start = period_bounds("day", unix("2026-07-16T23:00+00:00"), timezone(timedelta(hours=2))).start
     assert start == unix("2026-07-17T00:00+02:00")
