@@ -27,7 +27,7 @@ class Result:
 
     name: str
     url: str
-    state: str  # "up", "loading", "down", "wrong key" or "disabled"
+    state: str  # "up", "loading", "down", "wrong_key" or "disabled"
     models: tuple[str, ...] = ()
     slots: int | None = None
     error: str | None = None
@@ -64,7 +64,7 @@ def _check(server: Server) -> Result:
         if status == 503:
             return _failed(server, "loading", None)
         if status in (401, 403):
-            return _failed(server, "wrong key", f"GET /v1/models answered {status}")
+            return _failed(server, "wrong_key", f"GET /v1/models answered {status}")
         if status != 200:
             return _failed(server, "down", f"GET /v1/models answered {status}")
         models = tuple(str(model["id"]) for model in json.loads(answer)["data"])

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smolproxy.cli import output, times
+from smolproxy.cli import output
 from smolproxy.cli.environment import Environment
 from smolproxy.cli.options import CLEAR, id_argument, whole_or_none
+from smolproxy.core import times
 from smolproxy.core.limits import (
     Limits,
     limits_as_json,

@@ -163,7 +163,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
     elif results:
         output.table(
             ("name", "url", "state", "models", "slots", "error"),
-            [(one.name, one.url, one.state, one.models, one.slots, one.error) for one in results],
+            [(one.name, one.url, one.state.replace("_", " "), one.models, one.slots, one.error) for one in results],
         )
     else:
         output.note("no servers yet: smolproxy servers add NAME URL")

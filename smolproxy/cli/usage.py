@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from smolproxy.cli import output, times
+from smolproxy.cli import output
 from smolproxy.cli.environment import Environment
 from smolproxy.cli.options import ID
+from smolproxy.core import times
 from smolproxy.errors import Invalid
 from smolproxy.store import usage as store
 from smolproxy.store.database import Database
