@@ -45,11 +45,8 @@ class RequestWindow:
             times.remove(at)
 
     def wait(self, limit: int, at: float) -> float:
-        """Return the seconds until there are fewer than ``limit``; a minute if that is 0."""
-        surplus = self.count(at) - limit
-        if surplus < 0:
-            return 0.0
-        return self._times[surplus] + MINUTE - at if limit else MINUTE
+        """Return the seconds until there are fewer than ``limit``, which is reached; a minute if that is 0."""
+        return self._times[self.count(at) - limit] + MINUTE - at if limit else MINUTE
 
     def reset(self, at: float) -> float:
         """Return the seconds until all are gone."""
