@@ -81,6 +81,7 @@ class Daemon:
         writing = Tasks()
         writing.start(self.ledger.run(), "ledger")
         self.watching.start(self.directory.poll(), "directory")
+        self.watching.start(self.proxy.prune(), "limits")
         retention = Retention(self.database, self.config.settings.retention_days)
         self.watching.start(retention.run(), "retention")
         yield

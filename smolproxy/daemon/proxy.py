@@ -33,6 +33,7 @@ from smolproxy.daemon.tasks import Tasks
 from smolproxy.errors import ApiError
 from smolproxy.store.keys import Key
 
+_PRUNE = 300.0  # seconds
 _OUTCOMES = {"server_timeout": "timeout", "server_error": "server_error"}
 
 
@@ -73,7 +74,7 @@ class Proxy:
         key = await auth.user(request, self.directory)
         body = await self._read(request)
         call, fields = calls.parse(endpoint, body)
-        self._check_fields(fields)
+        self._check_fields(key, call, fields)
         model, servers = self._resolve(call, key)
         exchange = self._admit(request, arrived, key, call, model)
         protocol = request.protocol
@@ -107,6 +108,12 @@ class Proxy:
             if self.exchanges.get(protocol) is exchange:
                 del self.exchanges[protocol]
 
+    async def prune(self) -> None:
+        """Forget the counts of idle keys now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(_PRUNE)
+            self._limiter.prune(time.time())
+
     def client_gone(self, protocol: Any) -> None:
         """Take note that a client's connection is lost."""
         exchange = self.exchanges.get(protocol)
@@ -139,11 +146,13 @@ class Proxy:
             )
         return found
 
-    def _check_fields(self, fields: dict[str, Any]) -> None:
+    def _check_fields(self, key: Key, call: Call, fields: dict[str, Any]) -> None:
         """Refuse what a user must not ask of a server.
 
-        :raises ApiError: 400 ``invalid_request``.
+        :raises ApiError: 400 ``invalid_request``, 403 ``forbidden``.
         """
+        if call.endpoint.generates and key.limits.max_tokens == 0:  # asked for no token, llama-server makes one
+            raise ApiError("forbidden", "This key may not generate anything (max_tokens is 0).")
         if self.settings.slot_fields == "refuse":
             for name in calls.SLOT_FIELDS:
                 if name in fields:
