@@ -57,7 +57,7 @@ def settings() -> str:
 
     def rows() -> Iterator[tuple[str, ...]]:
         for name, option in options().items():
-            default = option.default if option.default is not MISSING else {}
+            default = {} if option.default is MISSING else option.default
             shown = "none" if default is None else json.dumps(default)
             unit = option.metadata["unit"]
             yield f"`{name}`", f"`{shown}`" + (f" {unit}" if unit else ""), option.metadata["doc"]

@@ -22,7 +22,6 @@ CODES: dict[str, tuple[int, str]] = {
     "body_too_large": (413, "invalid_request_error"),
     "unsupported_media_type": (415, "invalid_request_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
-    "client_disconnect": (499, "invalid_request_error"),
     "internal_error": (500, "server_error"),
     "server_unreachable": (502, "server_error"),
     "server_error": (502, "server_error"),
