@@ -99,6 +99,10 @@ class Daemon:
             await connection.close()
 
 
+async def _expect_later(request: web.Request) -> None:
+    """Leave ``Expect: 100-continue`` to the proxy, which first asks who it is that wants to send."""
+
+
 def create_app(daemon: Daemon) -> web.Application:
     """Make the application of a daemon."""
     settings = daemon.config.settings
@@ -110,7 +114,8 @@ def create_app(daemon: Daemon) -> web.Application:
     app.cleanup_ctx.append(daemon.run)
     for endpoint in ENDPOINTS:
         for path in (endpoint.path, *endpoint.spellings):
-            app.router.add_post(path, partial(daemon.proxy.handle, endpoint=endpoint))
+            handler = partial(daemon.proxy.handle, endpoint=endpoint)
+            app.router.add_post(path, handler, expect_handler=_expect_later)
     public = Public(settings, daemon.directory, daemon.ledger)
     for prefix in ("/v1", ""):
         app.router.add_get(f"{prefix}/models", public.models)

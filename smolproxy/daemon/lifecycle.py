@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -35,17 +37,25 @@ def run(options: ServeOptions) -> int:
     """
     config = _load(options)
     logs.configure(config.settings.log_level, config.settings.log_format)
-    try:
+    factory = _loop_factory()
+    if sys.version_info >= (3, 11):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(serve(options, config))
+    if factory is not None:  # Python 3.10 has no Runner
         import uvloop
-    except ImportError:
-        return asyncio.run(serve(options, config))
-    loop = uvloop.new_event_loop()
+
+        uvloop.install()
+    return asyncio.run(serve(options, config))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes an event loop of uvloop, if that is installed (extra ``speed``)."""
     try:
-        asyncio.set_event_loop(loop)
-        return loop.run_until_complete(serve(options, config))
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+        from uvloop import new_event_loop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = new_event_loop
+    return factory
 
 
 async def serve(options: ServeOptions, config: FileConfig) -> int:

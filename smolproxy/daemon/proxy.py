@@ -125,6 +125,8 @@ class Proxy:
         length = request.content_length
         if limit and length is not None and length > limit * 1024 * 1024:
             raise too_large(limit)
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return await request.read()
 
     def _resolve(self, call: Call, key: Key) -> tuple[str, tuple[Server, ...]]:
