@@ -29,7 +29,7 @@ class Connection(sqlite3.Connection):
 
     readonly: ClassVar[bool] = False
 
-    def __init__(self, database: str, **_: Any) -> None:
+    def __init__(self, database: str) -> None:
         # A URI, so that SQLite never makes the file itself, with a mode of its own.
         uri = f"{Path(database).as_uri()}?mode=rw"
         super().__init__(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
@@ -41,8 +41,9 @@ class Connection(sqlite3.Connection):
             raise
 
     def _set_up(self, database: str) -> None:
+        version = migrations.version(self, database)  # before anything is written to a file that is not ours
         if self.readonly:
-            migrations.require_current(self, database)
+            migrations.require_current(version, database)
             self.execute("PRAGMA query_only = ON")
             return
         self._use_wal()
@@ -86,6 +87,18 @@ class Connection(sqlite3.Connection):
         return cursor
 
 
+class FailedConnection(sqlite3.Connection):
+    """Stands for a connection that could not be made: every statement raises the reason."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(":memory:")
+        self._reason = reason
+
+    def execute(self, *_: Any) -> sqlite3.Cursor:
+        """Raise the reason."""
+        raise self._reason
+
+
 class ReadonlyConnection(Connection):
     """The same for reports: needs the newest schema and refuses to write.
 
@@ -95,9 +108,9 @@ class ReadonlyConnection(Connection):
 
     readonly = True
 
-    def __init__(self, database: str, **options: Any) -> None:
+    def __init__(self, database: str) -> None:
         self._log = Path(f"{database}-wal")
-        super().__init__(database, **options)
+        super().__init__(database)
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Run the statement, after having stepped aside if need be."""
@@ -126,3 +139,24 @@ class ReadonlyConnection(Connection):
 
     def _wait_for_others(self, seconds: float) -> None:
         super().execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+
+def writing(database: str, **_: Any) -> sqlite3.Connection:
+    """Open for reading and writing: a factory for ``sqlite3.connect`` that never raises, see :class:`FailedConnection`.
+
+    What becomes of the thread whose connection cannot be made differs between versions of aiosqlite, and in the newest
+    it may outlive the event loop. Nothing of that happens to one that is made, and closed.
+    """
+    return _made(Connection, database)
+
+
+def reading(database: str, **_: Any) -> sqlite3.Connection:
+    """Open for reports; otherwise the same."""
+    return _made(ReadonlyConnection, database)
+
+
+def _made(kind: type[Connection], database: str) -> sqlite3.Connection:
+    try:
+        return kind(database)
+    except Exception as error:
+        return FailedConnection(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from typing import Any
 import aiosqlite
 
 from smolproxy.errors import DatabaseError, Invalid, SmolproxyError
-from smolproxy.store import files
-from smolproxy.store.connection import Connection, ReadonlyConnection
+from smolproxy.store import connection, files
 
 # What SQLite and its binding raise for the values they are given, as opposed to the file.
 _DATA_ERRORS = (
@@ -40,10 +39,10 @@ class Database:
 
     path: Path
 
-    def __init__(self, path: Path, connection: aiosqlite.Connection) -> None:
+    def __init__(self, path: Path, opened: aiosqlite.Connection) -> None:
         """For :meth:`open`."""
         self.path = path
-        self._open_connection: aiosqlite.Connection | None = connection
+        self._open_connection: aiosqlite.Connection | None = opened
         self._lock = asyncio.Lock()  # one turn at a time: no statement of another task gets into a transaction
         self._owner: asyncio.Task[Any] | None = None  # the task that has a transaction open
 
@@ -57,8 +56,8 @@ class Database:
         """
         path = Path(path)
         real = files.prepare(path, create=not readonly)
-        connection = _daemonic(str(real), ReadonlyConnection if readonly else Connection)
-        opening = asyncio.ensure_future(_opened(connection))
+        opened = _daemonic(str(real), connection.reading if readonly else connection.writing)
+        opening = asyncio.ensure_future(_begin(opened))
         with _explained(path):
             try:
                 await asyncio.shield(opening)
@@ -66,16 +65,16 @@ class Database:
                 # The thread is at work and will report to this loop: see it through, then close.
                 with suppress(sqlite3.Error, DatabaseError):
                     await opening
-                    await connection.close()
+                    await opened.close()
                 raise
-        return cls(path, connection)
+        return cls(path, opened)
 
     async def close(self) -> None:
         """Close, after everything that has been asked before; idempotent."""
-        connection, self._open_connection = self._open_connection, None
-        if connection is not None:
+        opened, self._open_connection = self._open_connection, None
+        if opened is not None:
             with _explained(self.path):
-                await connection.close()
+                await opened.close()
 
     async def data_version(self) -> int:
         """Return a number that changes when another connection has changed the file."""
@@ -163,7 +162,7 @@ class Database:
         return self._open_connection
 
 
-def _daemonic(path: str, factory: type[Connection]) -> aiosqlite.Connection:
+def _daemonic(path: str, factory: Callable[..., sqlite3.Connection]) -> aiosqlite.Connection:
     """Return a connection, still to be opened, whose thread does not keep the interpreter from exiting.
 
     The thread object is the library's own, in some versions out of reach; but a thread made by a daemon thread is one.
@@ -175,8 +174,13 @@ def _daemonic(path: str, factory: type[Connection]) -> aiosqlite.Connection:
     return made[0]
 
 
-async def _opened(connection: aiosqlite.Connection) -> None:
-    await connection
+async def _begin(opened: aiosqlite.Connection) -> None:
+    await opened
+    try:
+        await opened.execute_fetchall("SELECT 1")  # raises what kept it from being opened
+    except BaseException:
+        await opened.close()
+        raise
 
 
 @contextmanager

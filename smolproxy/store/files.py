@@ -9,6 +9,8 @@ from pathlib import Path
 
 from smolproxy.errors import DatabaseError
 
+_SMALLEST = 512  # bytes of a page of SQLite's
+
 
 def prepare(path: Path, *, create: bool) -> Path:
     """Return the real path of the database file, having made folder (0700) and file (0600) if they are missing.
@@ -24,16 +26,20 @@ def prepare(path: Path, *, create: bool) -> Path:
         if create:
             _make_folder(real.parent)
             _make_file(real)
-        mode = real.stat().st_mode
+        status = real.stat()
     except FileNotFoundError as error:
         raise DatabaseError(f"there is no database {path}") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DatabaseError(f"cannot open database {path} as user {user()}: {reason}") from error
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise DatabaseError(f"cannot open database {path}: it is a directory")
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode):
         raise DatabaseError(f"{path} is not a SQLite database: it is not even a regular file")
+    # SQLite would take it for an empty one and write over it. An existing file is never opened here to look into it:
+    # closing it would drop the locks that other connections of this process have on it.
+    if 0 < status.st_size < _SMALLEST:
+        raise DatabaseError(f"{path} is not a SQLite database: it has {status.st_size} bytes only")
     return real
 
 

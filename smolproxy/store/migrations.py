@@ -168,37 +168,53 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
     :param connection: in autocommit mode (``isolation_level=None``).
     :raises DatabaseError: the schema is newer than the program, or the file is another program's.
     """
-    while _version(connection, path) < len(STEPS):
+    while version(connection, path) < len(STEPS):
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Asked again: another process may have taken the step while this one waited for the lock.
-            version = _version(connection, path)
-            for statement in STEPS[version] if version < len(STEPS) else ():
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {min(version + 1, len(STEPS))}")
+            number = _checked(_header(connection), path)
+            for step in STEPS[number : number + 1]:
+                for statement in step:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number + 1}")
             connection.execute("COMMIT")
         except BaseException:
             connection.rollback()
             raise
 
 
-def require_current(connection: sqlite3.Connection, path: str) -> None:
-    """Raise DatabaseError unless the file has exactly the newest schema."""
-    version = _version(connection, path)
-    if version < len(STEPS):
-        raise DatabaseError(f"database {path} has schema {version}, older than {len(STEPS)}: open it for writing once")
+def require_current(number: int, path: str) -> None:
+    """Raise DatabaseError unless this is the newest schema."""
+    if number < len(STEPS):
+        raise DatabaseError(f"database {path} has schema {number}, older than {len(STEPS)}: open it for writing once")
 
 
-def _version(connection: sqlite3.Connection, path: str) -> int:
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if version > len(STEPS):
+def version(connection: sqlite3.Connection, path: str) -> int:
+    """Return the number of the file's schema, 0 for a new file.
+
+    :raises DatabaseError: it is newer than the program, or the file is another program's.
+    """
+    connection.execute("BEGIN")  # one view of all, while another process may be at its migration
+    try:
+        header = _header(connection)
+    finally:
+        connection.rollback()
+    return _checked(header, path)
+
+
+def _header(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Number of the schema, application, number of tables and other things in the schema."""
+    questions = ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
+    number, application, things = (int(connection.execute(question).fetchone()[0]) for question in questions)
+    return number, application, things
+
+
+def _checked(header: tuple[int, int, int], path: str) -> int:
+    number, application, things = header
+    if number > len(STEPS):
         raise DatabaseError(
-            f"database schema {version} of {path} is newer than this program knows ({len(STEPS)}): upgrade smolproxy"
+            f"database schema {number} of {path} is newer than this program knows ({len(STEPS)}): upgrade smolproxy"
         )
-    if version:
-        ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
-    else:
-        ours = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if not ours:
+    if application != APPLICATION_ID if number else things:
         raise DatabaseError(f"{path} is a SQLite database, but not one of smolproxy's")
-    return version
+    return number
