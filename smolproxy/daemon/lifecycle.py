@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 from aiohttp import web
@@ -17,6 +16,7 @@ from smolproxy import __version__, logs
 from smolproxy.config import FileConfig, ServeOptions, load
 from smolproxy.daemon.app import Daemon, create_app
 from smolproxy.daemon.merge import merge
+from smolproxy.daemon.protocol import Protocol
 from smolproxy.errors import ConfigError, SmolproxyError
 
 log = structlog.get_logger("smolproxy")
@@ -24,6 +24,7 @@ log = structlog.get_logger("smolproxy")
 # A client whose host has vanished without a word is let go after some two minutes.
 _KEEP_ALIVE_PROBES = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 _BACKLOG = 1024
+_LAST_WORDS = 1.0  # seconds that connections get to send what is left when all requests have ended
 
 
 class ListenError(SmolproxyError):
@@ -60,29 +61,55 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(options: ServeOptions, config: FileConfig) -> int:
     """Serve until SIGTERM or SIGINT."""
+    stop = _signals()
+    listener = _listen(options.host, options.port)
     daemon = await Daemon.open(options, config)
     try:
         await _merge(daemon, config)
     except BaseException:
         await daemon.close()
         raise
-    runner = web.AppRunner(create_app(daemon), access_log=None, handle_signals=False, shutdown_timeout=1.0)
-    await runner.setup()
+    runner = web.AppRunner(create_app(daemon), access_log=None, handle_signals=False)
     try:
-        _watch_connections(runner, daemon)
-        listener = _listen(options.host, options.port)
-        site = web.SockSite(runner, listener, backlog=_BACKLOG)
-        await site.start()
+        await runner.setup()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, lambda: daemon.watching.start(_reload(daemon), "reload"))
+        # Not through a site of aiohttp: before 3.9 stopping one ends the running requests.
+        accepting = await loop.create_server(
+            lambda: Protocol(_server(runner), daemon.proxy.client_gone), sock=listener, backlog=_BACKLOG
+        )
         host, port = listener.getsockname()[:2]
         log.info("listening", version=__version__, host=host, port=port, pid=os.getpid(), db=str(options.db))
-        await _until_stopped(daemon)
+        await stop.wait()
         log.info("stopping", open_requests=len(daemon.proxy.exchanges))
-        await site.stop()
+        accepting.close()
         await _drain(daemon, config.settings.drain_timeout)
+        await _server(runner).shutdown(_LAST_WORDS)
     finally:
         await runner.cleanup()
     log.info("stopped")
     return 0
+
+
+def _server(runner: web.AppRunner) -> web.Server:
+    assert runner.server is not None  # from set-up to clean-up there is one
+    return runner.server
+
+
+def _signals() -> asyncio.Event:
+    """Take over the signals; the event is set by SIGTERM or SIGINT. A second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def stopping() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # while the daemon starts, there is nothing to load anew
+    return stop
 
 
 def _load(options: ServeOptions) -> FileConfig:
@@ -97,22 +124,6 @@ async def _merge(daemon: Daemon, config: FileConfig) -> None:
         log.info("config", change=change)
     for warning in merged.warnings:
         log.warning("config", warning=warning)
-
-
-def _watch_connections(runner: web.AppRunner, daemon: Daemon) -> None:
-    """Have the proxy told of every lost connection.
-
-    aiohttp's own ways differ: before 3.9 a handler is never cancelled, from then on on demand. All versions tell
-    their server object of a lost connection by this method.
-    """
-    server: Any = runner.server
-    told = server.connection_lost
-
-    def connection_lost(protocol: Any, exc: BaseException | None = None) -> None:
-        told(protocol, exc)
-        daemon.proxy.client_gone(protocol)
-
-    server.connection_lost = connection_lost
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -134,22 +145,6 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ListenError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     listener.setblocking(False)
     return listener
-
-
-async def _until_stopped(daemon: Daemon) -> None:
-    """Wait for SIGTERM or SIGINT; a second one ends the process at once. SIGHUP loads the config file anew."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-
-    def stopping() -> None:
-        if stop.is_set():
-            os._exit(1)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping)
-    loop.add_signal_handler(signal.SIGHUP, lambda: daemon.watching.start(_reload(daemon), "reload"))
-    await stop.wait()
 
 
 async def _reload(daemon: Daemon) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
+from smolproxy.daemon.protocol import error_response
 from smolproxy.daemon.proxy import too_large
 from smolproxy.errors import ApiError, SmolproxyError
 
@@ -20,11 +21,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 _SLASHES = re.compile(r"/{2,}")
-
-
-def error_response(error: ApiError) -> web.Response:
-    """Return an error of smolproxy's own as an answer."""
-    return web.Response(status=error.status, body=error.body(), content_type="application/json", headers=error.headers)
 
 
 def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitable[web.StreamResponse]]:
