@@ -104,7 +104,7 @@ class Sender:
         sent[LOOP_HEADER] = self._instance
         if server.authorization is not None:
             sent["Authorization"] = server.authorization
-        url = server.url(exchange.call.endpoint.path, request.query_string)
+        url = server.url(exchange.call.endpoint.path, request.rel_url.raw_query_string)
         timeout = self._settings.first_byte_timeout
         if not timeout:
             return await server.post(url, body, sent)
