@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
-from smolproxy.daemon.protocol import error_response
+from smolproxy.daemon.protocol import error_response, malformed
 from smolproxy.daemon.proxy import too_large
 from smolproxy.errors import ApiError, SmolproxyError
 
@@ -21,6 +21,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 _SLASHES = re.compile(r"/{2,}")
+# What aiohttp decodes, given the libraries; of the last two it says so itself if they are missing.
+_ENCODINGS = ("", "identity", "gzip", "deflate", "br", "zstd")
 
 
 def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -34,6 +36,8 @@ def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitab
         try:
             if request.match_info.http_exception is not None:
                 handler = await _respell(request, handler)
+            if request.headers.get("Content-Encoding", "").lower() not in _ENCODINGS:
+                raise ApiError("unsupported_media_type", "The body's Content-Encoding is not supported.")
             response = await handler(request)
         except ApiError as error:
             response = error_response(error)
@@ -41,6 +45,8 @@ def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitab
             response = error_response(ApiError(error.code, str(error)))
         except web.HTTPException as error:
             response = error_response(_of_aiohttp(error, max_body_mib))
+        except (web.RequestPayloadError, http_exceptions.HttpProcessingError) as error:
+            response = error_response(malformed(error))
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client has gone: there is nobody to answer
         except Exception:
@@ -68,7 +74,7 @@ async def _respell(request: web.Request, handler: Handler) -> Handler:
     # A leading // would be read as a host: the path is put in, not parsed.
     spelled = request.clone(rel_url=request.rel_url.with_path(path, encoded=True))
     match = await request.app.router.resolve(spelled)
-    if match.http_exception is not None:
+    if match.http_exception is not None and match.http_exception.status == 404:
         return handler
     match.add_app(request.app)
     request.match_info.clear()
@@ -84,8 +90,6 @@ def _of_aiohttp(error: web.HTTPException, max_body_mib: float) -> ApiError:
         return ApiError("method_not_allowed", f"{error.method} is not allowed here: {allow}.", headers={"Allow": allow})
     if error.status == 413:
         return too_large(max_body_mib)
-    if error.status == 415:
-        return ApiError("unsupported_media_type", "The body's encoding is not supported.")
     if 400 <= error.status < 500:
         return ApiError("invalid_request", error.text or error.reason)
     return ApiError("internal_error", error.reason)
