@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from aiohttp import http_exceptions, web
+from aiohttp import web
 
-from smolproxy.daemon.protocol import error_response, malformed
+from smolproxy.daemon.protocol import BROKEN_BODY, error_response, malformed
 from smolproxy.daemon.proxy import too_large
 from smolproxy.errors import ApiError, SmolproxyError
 
@@ -45,7 +45,7 @@ def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitab
             response = error_response(ApiError(error.code, str(error)))
         except web.HTTPException as error:
             response = error_response(_of_aiohttp(error, max_body_mib))
-        except (web.RequestPayloadError, http_exceptions.HttpProcessingError) as error:
+        except BROKEN_BODY as error:
             response = error_response(malformed(error))
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client has gone: there is nobody to answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 from aiohttp import http_exceptions, web
@@ -15,6 +16,9 @@ from aiohttp import http_exceptions, web
 from smolproxy.errors import ApiError
 
 log = structlog.get_logger("smolproxy")
+
+BROKEN_BODY = (web.RequestPayloadError, http_exceptions.HttpProcessingError)
+"""What reading a body raises that is not in its encoding or framing."""
 
 
 class Protocol(web.RequestHandler):
@@ -36,6 +40,11 @@ class Protocol(web.RequestHandler):
         """Called by asyncio."""
         super().connection_lost(exc)
         self._lost(self)
+
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """Log a fault, unless it is a client's: called by aiohttp, also after a broken body has been answered."""
+        if not isinstance(kwargs.get("exc_info"), BROKEN_BODY):
+            super().log_exception(*args, **kwargs)
 
     def handle_error(
         self,

@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import yaml
+from multidict import CIMultiDict
 from yarl import URL
 
 import smolproxy
@@ -265,14 +266,17 @@ class Daemon:
         body = {"name": name or f"s{server.port}", "url": server.url, "models": server.models, **fields}
         return (await self.admin("POST", "/servers", body))["id"]
 
-    async def raw(self, data: bytes, *, end: bool = False) -> bytes:
-        """Send bytes; return all that comes until the daemon closes the connection."""
+    async def raw(self, data: bytes, *, end: bool = False) -> Answer:
+        """Send bytes, and the end of them if `end`; return the answer, whose length must be told."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
             if end:
                 writer.write_eof()
-            return await asyncio.wait_for(reader.read(), 20)
+            head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode().split("\r\n")
+            headers = CIMultiDict(line.split(": ", 1) for line in head[1:] if line)
+            body = await asyncio.wait_for(reader.readexactly(int(headers["Content-Length"])), 20)
+            return Answer(int(head[0].split(" ")[1]), headers, body)
         finally:
             writer.close()
 
