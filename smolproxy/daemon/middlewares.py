@@ -36,8 +36,7 @@ def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitab
         try:
             if request.match_info.http_exception is not None:
                 handler = await _respell(request, handler)
-            if request.headers.get("Content-Encoding", "").lower() not in _ENCODINGS:
-                raise ApiError("unsupported_media_type", "The body's Content-Encoding is not supported.")
+            _check_encoding(request)
             response = await handler(request)
         except ApiError as error:
             response = error_response(error)
@@ -62,6 +61,11 @@ def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitab
         return response
 
     return middleware
+
+
+def _check_encoding(request: web.Request) -> None:
+    if request.headers.get("Content-Encoding", "").lower() not in _ENCODINGS:
+        raise ApiError("unsupported_media_type", "The body's Content-Encoding is not supported.")
 
 
 async def _respell(request: web.Request, handler: Handler) -> Handler:
