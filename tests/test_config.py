@@ -229,6 +229,11 @@ def test_all_problems_at_once_in_the_order_of_their_lines(problems):
     ]
 
 
+def test_the_order_of_lines_is_kept_whatever_the_order_of_sections(problems):
+    found = problems("settings: {heartbeat: x}\nwurst: 1\naliases: []\nservers: 7\n")
+    assert [line for line, _ in found] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [

@@ -1,5 +1,6 @@
 """smolproxy servers check, against servers that behave well and badly."""
 
+import importlib
 import json
 import socket
 import threading
@@ -20,7 +21,7 @@ class Handler(BaseHTTPRequestHandler):
             body = json.dumps(body).encode()
         self.send_response(status)
         if status == 302:
-            self.send_header("Location", "/health")
+            self.send_header("Location", "/elsewhere")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -147,7 +148,6 @@ def test_another_kind_of_server_without_health_is_up_by_its_models(run, serve):
         ({"models": (403, {})}, "wrong_key", "GET /v1/models answered 403"),
         ({"models": (500, {})}, "down", "GET /v1/models answered 500"),
         ({"health": (500, b"")}, "down", "GET /health answered 500"),
-        ({"health": (302, b"")}, "down", "GET /health answered 302"),
         ({"models": (200, b"<html>")}, "down", "GET /v1/models answered no list of models"),
         ({"models": (200, [])}, "down", "GET /v1/models answered no list of models"),
         ({"models": (200, {"data": [1]})}, "down", "GET /v1/models answered no list of models"),
@@ -159,6 +159,14 @@ def test_a_server_that_is_not_up(run, serve, answers, state, error):
     result = found(run, 1)
     assert (result["state"], result["error"], result["models"]) == (state, error, ["listed"])
     assert state.replace("_", " ") in run("servers", "check", exit_code=1).stdout
+
+
+def test_a_redirect_is_not_followed_since_the_key_would_go_with_it(run, serve):
+    server = serve(health=(302, b""))
+    server.answers["/elsewhere"] = (200, {})
+    run("servers", "add", "gpu", server.url, "--api-key", "s3cret")
+    assert found(run, 1)["error"] == "GET /health answered 302"
+    assert [path for path, _ in server.seen] == ["/health"]
 
 
 def test_a_server_that_refuses_connections(run):
@@ -192,17 +200,20 @@ def test_a_server_that_keeps_silent(run, raw, monkeypatch):
 
 def test_a_server_that_drips(run, raw, monkeypatch):
     monkeypatch.setattr(check, "TIMEOUT", 0.3)
+    sent = []
 
     def drip(connection, stop):
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-        while not stop.wait(0.02):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n")
+        while len(sent) < 500 and not stop.wait(0.02):
             try:
                 connection.sendall(b" ")
             except OSError:
                 return
+            sent.append(1)
 
     run("servers", "add", "gpu", raw(drip))
     assert found(run, 1)["error"] == "no answer within 0.3 s"
+    assert len(sent) < 500
 
 
 def test_a_disabled_server_is_not_asked_and_does_not_fail(run, serve):
@@ -223,7 +234,9 @@ def test_one_that_is_down_fails_them_all(run, serve):
 def test_the_proxies_of_the_environment_are_not_asked(run, serve, monkeypatch):
     proxy = serve()
     monkeypatch.setenv("http_proxy", proxy.url)
-    monkeypatch.setenv("HTTP_PROXY", proxy.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    importlib.reload(check)  # it would look for them when it is imported
     run("servers", "add", "gpu", serve().url)
     assert found(run, 0)["state"] == "up"
     assert proxy.seen == []
