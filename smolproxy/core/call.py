@@ -7,25 +7,37 @@ else reaches the server as it came. This module reads JSON; it must not know HTT
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from json.decoder import scanstring  # type: ignore[attr-defined] # not in typeshed
 from typing import Any
 
 from smolproxy.core.endpoints import Endpoint
+from smolproxy.core.jsontext import members, prepend, splice, value_of
 from smolproxy.errors import ApiError
+
+SLOT_FIELDS = ("id_slot", "lora")
+"""Which slot and which adapters a request gets is not for a user to say: it reaches into others' requests."""
+
+_MOST_DIGITS = 4000  # of a number that is converted exactly; Python refuses longer ones
+_MOST_CHOICES = 1_000_000
+
+
+class _NotJson(ValueError):
+    """A constant that Python's parser takes though JSON has none."""
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise _NotJson(f"{name} is no JSON value")
 
 
-# NaN and Infinity are Python's extensions, not JSON: llama-server would refuse the body.
+def _any_integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
+
+
+# NaN and Infinity are Python's extensions: llama-server would refuse the body.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-# Which slot and which adapters a request gets is not for a user to say: it reaches into others' requests.
-SLOT_FIELDS = ("id_slot", "lora")
-
-_WHITESPACE = " \t\n\r"
+# Slower; for bodies with an integer that Python's default refuses for its length.
+_LENIENT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_any_integer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +47,8 @@ class Call:
     :param model: the model as asked, ``None`` when the body names none.
     :param n: how many choices are asked for each prompt.
     :param prompts: how many prompts the request has (a list of them in completions).
-    :param wants_usage: the client itself asked for ``stream_options.include_usage``.
-    :param wants_timings: the client itself asked for ``timings_per_token``.
+    :param wants_usage: the client itself says whether it wants ``stream_options.include_usage``: nothing is added.
+    :param wants_timings: the same of ``timings_per_token``.
     :param body: the bytes as they came.
     :param keys: names of the body's top-level fields.
     """
@@ -52,6 +64,11 @@ class Call:
     keys: frozenset[str]
 
     @property
+    def choices(self) -> int:
+        """How many choices are asked for, of all prompts together."""
+        return self.prompts * self.n
+
+    @property
     def estimate(self) -> int:
         """Tokens that the request will roughly use, for limits that reserve before they know: four bytes each."""
         return len(self.body) // 4 + 1
@@ -63,21 +80,35 @@ class Call:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that ``body`` is.
+    """Return the JSON object that ``body`` is. An integer of more than 4000 digits becomes a float.
 
     :raises ApiError: ``invalid_json``; the message says what is wrong and where.
     """
     try:
-        value = _DECODER.decode(body.decode())
+        text = body.decode()
     except UnicodeDecodeError as error:
         raise ApiError("invalid_json", f"The body is not UTF-8 (byte {error.start}).") from None
+    if text.startswith("\ufeff"):
+        raise ApiError("invalid_json", "The body begins with a byte order mark, which JSON must not have.")
+    try:
+        value = _decode(text)
     except RecursionError:
         raise ApiError("invalid_json", "The body is nested too deeply.") from None
     except ValueError as error:
-        raise ApiError("invalid_json", f"The body is not JSON: {error}.") from None
+        what = f"The body is not JSON: {error}." if text.strip() else "The body is empty: it has to be a JSON object."
+        raise ApiError("invalid_json", what) from None
     if type(value) is not dict:
         raise ApiError("invalid_json", "The body is not a JSON object.")
     return value
+
+
+def _decode(text: str) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (json.JSONDecodeError, _NotJson):
+        raise
+    except ValueError:
+        return _LENIENT.decode(text)
 
 
 def parse(endpoint: Endpoint, body: bytes) -> tuple[Call, dict[str, Any]]:
@@ -96,23 +127,36 @@ def parse(endpoint: Endpoint, body: bytes) -> tuple[Call, dict[str, Any]]:
             model.encode()
         except UnicodeEncodeError:
             raise ApiError("invalid_request", "'model' is not valid Unicode.", param="model") from None
+    # What a client says in a way that the server will refuse or not heed is left as it is.
     options = fields.get("stream_options")
-    n = fields.get("n")
-    prompt = fields.get("prompt")
-    # a list of strings or of token lists is several prompts; a list of token numbers is one
-    several = type(prompt) is list and len(prompt) > 1 and type(prompt[0]) in (str, list)
+    include = options.get("include_usage") if type(options) is dict else options
+    timings = fields.get("timings_per_token")
     call = Call(
         endpoint=endpoint,
         model=model or None,
         stream=fields.get("stream") is True,
-        n=n if type(n) is int and n > 1 else 1,
-        prompts=len(prompt) if several and "prompt" in endpoint.prompt_fields else 1,  # type: ignore[arg-type]
-        wants_usage=type(options) is dict and options.get("include_usage") is True,
-        wants_timings=fields.get("timings_per_token") is True,
+        n=_n(fields) if endpoint.generates else 1,
+        prompts=_prompts(fields.get("prompt")) if "prompt" in endpoint.prompt_fields else 1,
+        wants_usage=include is not None and include is not False,
+        wants_timings=timings is not None and timings is not False,
         body=body,
         keys=frozenset(fields),
     )
     return call, fields
+
+
+def _n(fields: Mapping[str, Any]) -> int:
+    n = fields.get("n_cmpl")  # llama-server's own name for it, which beats "n"
+    if n is None:
+        n = fields.get("n")
+    return int(n) if isinstance(n, int | float) and 1 < n < _MOST_CHOICES else 1
+
+
+def _prompts(prompt: Any) -> int:
+    """Count the prompts: a list of texts, of token lists or of objects is several; one that has tokens in it is one."""
+    if type(prompt) is not list or len(prompt) < 2 or not all(type(part) in (str, list, dict) for part in prompt):
+        return 1
+    return len(prompt)
 
 
 def outgoing(
@@ -130,64 +174,31 @@ def outgoing(
     :param put: further fields to set.
     :param drop: fields to take out.
     """
-    changes: dict[str, Any] = dict(put or {})
-    if call.model != model or call.body.count(b'"model"') > 1:
+    body = call.body
+    changes = {name: _dump(value) for name, value in (put or {}).items()}
+    if call.model != model or _repeats_model(body):
         # a name that stands there twice is written over in both places: no reader may see another than was checked
-        changes["model"] = model
-    if call.added:
-        if not call.wants_timings:
-            # every chunk then tells the exact count so far: what the books need when the client leaves
-            changes["timings_per_token"] = True
-        if not call.wants_usage:
-            options = fields.get("stream_options")
-            changes["stream_options"] = {**(options if type(options) is dict else {}), "include_usage": True}
-    elif not changes and not drop:
-        return call.body
-    return splice(call.body, changes, drop, call.keys)
+        changes["model"] = _dump(model)
+    if call.added and not call.wants_timings:
+        # every chunk then tells the exact count so far: what the books need when the client leaves
+        changes["timings_per_token"] = b"true"
+    if call.added and not call.wants_usage:
+        options = value_of(body, "stream_options") if type(fields.get("stream_options")) is dict else b"{}"
+        assert options is not None
+        changes["stream_options"] = splice(options, {"include_usage": b"true"})
+    if call.keys.isdisjoint(drop):
+        if not changes:
+            return body
+        if call.keys and call.keys.isdisjoint(changes):
+            return prepend(body, changes)
+    return splice(body, changes, drop)
 
 
-def splice(body: bytes, changes: Mapping[str, Any], drop: tuple[str, ...], keys: frozenset[str]) -> bytes:
-    """Set top-level fields of the JSON object ``body``, leaving every other byte as it is.
-
-    A field that is there is replaced where it stands (each time, if it is there more than once, so that all readers
-    agree); a new one is put in front.
-
-    :param keys: the names of the fields that ``body`` has.
-    """
-    new = [name for name in changes if name not in keys]
-    front = b"".join(b"%s:%s," % (_dump(name), _dump(changes[name])) for name in new)
-    start = body.index(b"{") + 1
-    if len(new) == len(changes) and not keys.intersection(drop):
-        return b"%s%s%s" % (body[:start], front, body[start:]) if keys else b"{%s}" % front[:-1]
-    pieces = [front]
-    for name, before, value, after in _members(body.decode()):
-        if name in drop:
-            continue
-        text = _dump(changes[name]).decode() if name in changes else value
-        pieces.append(f"{before}{text}{after},".encode())
-    return b"{%s}" % b"".join(pieces)[:-1]
+def _repeats_model(body: bytes) -> bool:
+    if body.count(b'"model"') == 1 and b"\\u00" not in body:  # no second one, and none written with escapes
+        return False
+    return sum(name == "model" for name, *_ in members(body)) > 1
 
 
 def _dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _members(text: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, text before the value, value and text after it for each member of a valid JSON object."""
-    at = _skip(text, 0)
-    while text[at] != "}":
-        first = at + 1
-        at = _skip(text, first)
-        if text[at] == "}":  # an empty object
-            return
-        name, at = scanstring(text, at + 1, True)
-        start = _skip(text, _skip(text, at) + 1)  # behind the colon
-        _, end = _DECODER.raw_decode(text, start)
-        at = _skip(text, end)
-        yield name, text[first:start], text[start:end], text[end:at]
-
-
-def _skip(text: str, at: int) -> int:
-    while text[at] in _WHITESPACE:
-        at += 1
-    return at
