@@ -38,10 +38,15 @@ async def settle_plain(server: Server, call: Call, model: str, tally: Tally, ans
     return Usage(prompt, cached or 0, completion or 0, source, tally.prompt_ms, tally.predicted_ms)
 
 
-async def settle_cut_short(server: Server, call: Call, model: str, tally: Tally) -> Usage:
-    """Return the usage of an answer that did not come to its end."""
+async def settle_cut_short(
+    server: Server, call: Call, model: str, tally: Tally, patience: float = PATIENCE_AFTERWARDS
+) -> Usage:
+    """Return the usage of an answer that did not come to its end.
+
+    :param patience: seconds for all questions.
+    """
     prompt, cached, completion = tally.counts()[0]
-    questions = Questions(server, model, PATIENCE_AFTERWARDS)
+    questions = Questions(server, model, patience)
     slots: list[Slot] = []
     if completion is None and call.endpoint.generates and not call.stream:
         # The server notices only after a second or more that the client of a plain request has left. So its slots

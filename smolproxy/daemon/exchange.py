@@ -134,6 +134,14 @@ class Exchange:
             self.interrupted = reason
             self._task.cancel()
 
+    def check_interrupted(self) -> None:
+        """Raise the cancellation that ``asyncio.wait_for`` swallows when it comes at the same moment as a result.
+
+        Before Python 3.12 it does so.
+        """
+        if self.interrupted is not None:
+            raise asyncio.CancelledError
+
     def settle(self, status: int, outcome: str, usage: Usage = NO_USAGE) -> Awaitable[None]:
         """End the request: the lease and the reservation are given back, the row is on its way.
 

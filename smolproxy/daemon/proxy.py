@@ -23,6 +23,7 @@ from smolproxy.core.endpoints import Endpoint
 from smolproxy.core.limiter import Limiter, LimitReached
 from smolproxy.core.limits import model_allowed
 from smolproxy.daemon import auth, relay
+from smolproxy.daemon.counting import PATIENCE
 from smolproxy.daemon.directory import Directory
 from smolproxy.daemon.exchange import Exchange
 from smolproxy.daemon.health import Health
@@ -92,7 +93,11 @@ class Proxy:
             if error.code == "no_server_available":
                 exchange.refuse()
             elif not exchange.settled:
-                await exchange.settle(error.status, _OUTCOMES.get(error.code, "server_unreachable"))
+                outcome = _OUTCOMES.get(error.code, "server_unreachable")
+                if outcome == "timeout":  # the server has worked on it, if it was reached
+                    await relay.settle_cut_short(exchange, error.status, outcome, PATIENCE)
+                else:
+                    await exchange.settle(error.status, outcome)
             raise
         except (asyncio.CancelledError, ConnectionError):
             # Failures of a server's connection have been turned into errors on the way: this one is the client's.

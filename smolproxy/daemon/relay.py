@@ -41,6 +41,10 @@ class _Fault(Exception):
         self.code = code
 
 
+def _outcome(fault: _Fault) -> str:
+    return "timeout" if fault.code in ("server_timeout", "shutting_down") else "server_error"
+
+
 async def relay(settings: Settings, request: web.Request, exchange: Exchange) -> web.StreamResponse:
     """Pass the server's answer on to the client and settle the request.
 
@@ -52,7 +56,7 @@ async def relay(settings: Settings, request: web.Request, exchange: Exchange) ->
     return await _plain(settings, request, exchange, exchange.answer)
 
 
-async def _read(settings: Settings, upstream: aiohttp.ClientResponse) -> bytes:
+async def _read(settings: Settings, exchange: Exchange, upstream: aiohttp.ClientResponse) -> bytes:
     """Return the next bytes of an answer, none at its end.
 
     :raises _Fault: it broke off, or was silent for too long.
@@ -61,11 +65,13 @@ async def _read(settings: Settings, upstream: aiohttp.ClientResponse) -> bytes:
     try:
         if not timeout:
             return await upstream.content.readany()
-        return await asyncio.wait_for(upstream.content.readany(), timeout)
+        data = await asyncio.wait_for(upstream.content.readany(), timeout)
     except asyncio.TimeoutError:
         raise _Fault("server_timeout", f"The server was silent for longer than idle_timeout ({timeout:g} s).") from None
     except (aiohttp.ClientError, OSError) as error:
         raise _Fault("server_error", f"The server broke off its answer: {describe(error)}.") from error
+    exchange.check_interrupted()
+    return data
 
 
 def _headers(
@@ -82,12 +88,18 @@ def _headers(
     return headers
 
 
-async def settle_cut_short(exchange: Exchange, status: int, outcome: str) -> None:
-    """Settle a request that did not come to its end, with what the server had done until then."""
+async def settle_cut_short(
+    exchange: Exchange, status: int, outcome: str, patience: float = counting.PATIENCE_AFTERWARDS
+) -> None:
+    """Settle a request that did not come to its end, with what the server had done until then.
+
+    :param patience: seconds that finding that out may take.
+    """
     usage = Usage()
+    exchange.give_back()
     if exchange.server is not None and exchange.sent:
         tally = exchange.tally() if exchange.tally is not None else Tally()
-        usage = await counting.settle_cut_short(exchange.server, exchange.call, exchange.model, tally)
+        usage = await counting.settle_cut_short(exchange.server, exchange.call, exchange.model, tally, patience)
     await exchange.settle(status, outcome, usage)
 
 
@@ -139,22 +151,27 @@ class _Stream:
         return response
 
     async def _next(self) -> bytes:
+        reading = _read(self.settings, self.exchange, self.upstream)
         if not self.meter.held:
-            return await _read(self.settings, self.upstream)
+            return await reading
         try:
-            return await asyncio.wait_for(_read(self.settings, self.upstream), HOLD)
+            data = await asyncio.wait_for(reading, HOLD)
         except asyncio.TimeoutError:
             await self.response.write(self.meter.release())
-            return await _read(self.settings, self.upstream)
+            return await _read(self.settings, self.exchange, self.upstream)
+        self.exchange.check_interrupted()
+        return data
 
     async def _end(self) -> None:
         """The server has ended its answer without saying ``[DONE]``."""
         meter = self.meter
-        rest = meter.close()
+        held, broken = (b"", b"") if meter.complete else self._open()
+        rest = held + meter.close()
         if meter.done:
             rest += meter.tail
         if not meter.complete and not meter.error and self.exchange.call.endpoint.generates:
-            await self._fault(_Fault("server_error", "The server ended its answer before it was finished."))
+            fault = _Fault("server_error", "The server ended its answer before it was finished.")
+            await self._fault(fault, held + broken)
             return
         await self._settle("server_error" if meter.error else "ok")
         if rest:
@@ -166,21 +183,31 @@ class _Stream:
         if counts.prompt is None or not self.meter.complete:
             exchange.give_back()
             assert exchange.server is not None
-            usage = await counting.settle_cut_short(exchange.server, exchange.call, exchange.model, tally)
+            usage = await counting.settle_cut_short(
+                exchange.server, exchange.call, exchange.model, tally, counting.PATIENCE
+            )
         else:
             usage = Usage(
                 counts.prompt, counts.cached or 0, counts.completion or 0, source, tally.prompt_ms, tally.predicted_ms
             )
         await exchange.settle(self.upstream.status, outcome, usage)
 
-    async def _fault(self, fault: _Fault) -> None:
-        """Tell the client in the stream that it ends here, and why."""
+    def _open(self) -> tuple[bytes, bytes]:
+        """Return the event that is held back, and what ends an event of which only a part has gone out."""
+        return self.meter.release(), b"\n\n" if self.meter.broken_event else b""
+
+    async def _fault(self, fault: _Fault, before: bytes | None = None) -> None:
+        """Tell the client in the stream that it ends here, and why.
+
+        :param before: what goes out before that; left out, what is open is ended. An event that is not complete and
+            of which nothing has gone out is none for a client.
+        """
         log.warning("stream broke off", request_id=self.exchange.request_id, reason=str(fault))
         self.upstream.close()
         self.response.force_close()
-        lead = b"\n\n" if self.meter.broken_event else b""
-        await self.response.write(b"%sdata: %s\n\n" % (lead, envelope(fault.code, str(fault))))
-        await self._settle({"server_timeout": "timeout", "shutting_down": "timeout"}.get(fault.code, "server_error"))
+        before = b"".join(self._open()) if before is None else before
+        await self.response.write(b"%sdata: %s\n\n" % (before, envelope(fault.code, str(fault))))
+        await self._settle(_outcome(fault))
 
 
 async def _plain(
@@ -189,11 +216,14 @@ async def _plain(
     """Relay an answer that is not a stream."""
     meter = PlainMeter(exchange.call)
     try:
-        body = exchange.peeked or await _read(settings, upstream)
+        body = exchange.peeked or await _read(settings, exchange, upstream)
         while not upstream.content.at_eof() and len(body) <= _SMALL:
-            body += await _read(settings, upstream)
+            body += await _read(settings, exchange, upstream)
     except _Fault as fault:
-        raise ApiError(fault.code, str(fault)) from fault
+        error = ApiError(fault.code, str(fault))
+        upstream.close()
+        await settle_cut_short(exchange, error.status, _outcome(fault), counting.PATIENCE)
+        raise error from fault
     _check_form(upstream, body)
     headers = _headers(settings, exchange, upstream, stream=False)
     meter.feed(body)
@@ -208,14 +238,14 @@ async def _plain(
     await response.prepare(request)
     held = body  # the last piece is held back until the row is written
     try:
-        while data := await _read(settings, upstream):
+        while data := await _read(settings, exchange, upstream):
             await response.write(held)
             meter.feed(data)
             held = data
     except _Fault as fault:
         log.warning("answer broke off", request_id=exchange.request_id, reason=str(fault))
-        outcome = "timeout" if fault.code == "server_timeout" else "server_error"
-        await settle_cut_short(exchange, upstream.status, outcome)
+        upstream.close()
+        await settle_cut_short(exchange, upstream.status, _outcome(fault), counting.PATIENCE)
         # there is no place for an error in the middle of an answer: the connection breaks off as the server's did
         if request.transport is not None:
             request.transport.abort()

@@ -32,8 +32,6 @@ LOOP_HEADER = "x-smolproxy-via"
 RETRY_LATER = {"Retry-After": "5"}
 """What a client is told that comes when no server can answer."""
 
-_MOST_STALE = 64  # connections found dead in a row before a request gives up
-
 
 class Sender:
     """Sends requests to servers.
@@ -53,7 +51,7 @@ class Sender:
         :raises ApiError: no server answered.
         """
         tried: list[Server] = []
-        stale = 0
+        fresh = False
         deadline: float | None = None
         self._turn += 1
         while True:
@@ -62,15 +60,16 @@ class Sender:
                 raise ApiError("no_server_available", "All servers of the model are disabled.", headers=RETRY_LATER)
             exchange.lease(server)
             try:
-                exchange.answer = await self._post(request, exchange, server, body)
+                exchange.answer = await self._post(request, exchange, server, body, fresh=fresh)
+                exchange.check_interrupted()
                 error = await self._refusal(exchange, server, exchange.answer)
                 if error is None:
                     return
                 exchange.not_sent()
             except SendError as failure:
-                if failure.stale and stale < _MOST_STALE:
+                if failure.stale:
                     exchange.end_lease()
-                    stale += 1
+                    fresh = True
                     continue
                 error = self._unreachable(server, failure)
                 if not failure.refused:
@@ -80,6 +79,7 @@ class Sender:
                 "not answered", request_id=exchange.request_id, server=server.record.name, reason=server.last_error
             )
             tried.append(server)
+            fresh = False
             if selection.choose(servers, self._turn, tried) is not None:
                 continue
             if error.code != "no_server_available":
@@ -96,7 +96,7 @@ class Sender:
             tried.clear()
 
     async def _post(
-        self, request: web.Request, exchange: Exchange, server: Server, body: bytes
+        self, request: web.Request, exchange: Exchange, server: Server, body: bytes, *, fresh: bool
     ) -> aiohttp.ClientResponse:
         sent = CIMultiDict(headers.to_server(request.headers.items()))
         sent["Content-Type"] = "application/json"
@@ -107,9 +107,9 @@ class Sender:
         url = server.url(exchange.call.endpoint.path, request.rel_url.raw_query_string)
         timeout = self._settings.first_byte_timeout
         if not timeout:
-            return await server.post(url, body, sent)
+            return await server.post(url, body, sent, fresh=fresh)
         try:
-            return await asyncio.wait_for(server.post(url, body, sent), timeout)
+            return await asyncio.wait_for(server.post(url, body, sent, fresh=fresh), timeout)
         except asyncio.TimeoutError:
             raise ApiError(
                 "server_timeout", f"The server did not begin its answer within first_byte_timeout ({timeout:g} s)."

@@ -54,10 +54,15 @@ class Server:
         self._base = URL(record.url)
         self._urls: dict[str, URL] = {}
         self.authorization = f"Bearer {record.api_key}" if record.api_key else None
-        self._session = aiohttp.ClientSession(
-            connector=_Connector(limit=0, keepalive_timeout=KEEP_ALIVE),
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout or None)
+        self._session = self._make_session(_Connector(limit=0, keepalive_timeout=KEEP_ALIVE))
+        self._fresh_session: aiohttp.ClientSession | None = None  # made when it is needed, which is rarely
+
+    def _make_session(self, connector: _Connector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout or None),
+            timeout=self._timeout,
             trust_env=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
@@ -121,15 +126,21 @@ class Server:
         self.record = record
         return True
 
-    async def post(self, url: URL, body: bytes, headers: Any) -> aiohttp.ClientResponse:
+    async def post(self, url: URL, body: bytes, headers: Any, *, fresh: bool = False) -> aiohttp.ClientResponse:
         """Send a request; returns the answer when its head is there.
 
+        :param fresh: on a connection that nothing was sent on before.
         :raises SendError: no answer; tells whether the connection was a fresh one.
         """
+        session = self._session
+        if fresh:
+            if self._fresh_session is None:
+                self._fresh_session = self._make_session(_Connector(limit=0, force_close=True))
+            session = self._fresh_session
         _fresh.set(False)
         started = time.monotonic()
         try:
-            return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+            return await session.post(url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
             raise SendError(error, _fresh.get(), time.monotonic() - started) from error
 
@@ -156,6 +167,8 @@ class Server:
     async def close(self) -> None:
         """Close its connections."""
         await self._session.close()
+        if self._fresh_session is not None:
+            await self._fresh_session.close()
 
 
 class SendError(Exception):

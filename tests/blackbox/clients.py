@@ -9,8 +9,11 @@ import asyncio
 import json
 import socket
 import struct
+import time
 from pathlib import Path
 from typing import Any
+
+from .harness import Daemon, until
 
 MIB = 1024 * 1024
 
@@ -109,6 +112,20 @@ class BlackHole:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+async def booked(daemon: Daemon, request_id: str, timeout: float = 10.0) -> dict[str, Any]:
+    """The one usage row of a request, for which a busy machine may have to be waited for."""
+    await until(lambda: daemon.rows_of(request_id), timeout)
+    return daemon.row(request_id)
+
+
+async def idle(daemon: Daemon, timeout: float = 10.0) -> None:
+    """Wait until no server has a request in flight."""
+    end = time.monotonic() + timeout
+    while any(server["in_flight"] for server in await daemon.admin("GET", "/servers")):
+        assert time.monotonic() < end, "requests are still in flight"
+        await asyncio.sleep(0.02)
 
 
 def memory(pid: int) -> int:
