@@ -15,6 +15,7 @@ from smolproxy.config import FileConfig, ServeOptions
 from smolproxy.core.endpoints import ENDPOINTS
 from smolproxy.core.limiter import Limiter
 from smolproxy.daemon.admin import Admin
+from smolproxy.daemon.dbwatch import DatabaseWatch
 from smolproxy.daemon.directory import Directory
 from smolproxy.daemon.health import Health
 from smolproxy.daemon.ledger import Ledger
@@ -41,8 +42,10 @@ class Daemon:
     directory: Directory
     proxy: Proxy
     reports: Reports
+    dbwatch: DatabaseWatch
     settling: Tasks = field(default_factory=Tasks)  # requests whose clients have gone
     watching: Tasks = field(default_factory=Tasks)  # what runs for as long as the daemon
+    unwritten: int = 0  # usage rows that could not be written until the end
 
     @classmethod
     async def open(cls, options: ServeOptions, config: FileConfig) -> Daemon:
@@ -71,8 +74,10 @@ class Daemon:
 
         limiter = Limiter(ZoneInfo(settings.timezone))
         proxy = Proxy(settings, directory, ledger, health, settling, limiter, secrets.token_hex(8))
+        reports = Reports(options.db)
+        dbwatch = DatabaseWatch((books, database, lookups), reports, directory)
         return cls(
-            options, config, books, lookups, database, ledger, directory, proxy, Reports(options.db), settling, watching
+            options, config, books, lookups, database, ledger, directory, proxy, reports, dbwatch, settling, watching
         )
 
     async def run(self, app: web.Application) -> AsyncIterator[None]:
@@ -81,13 +86,14 @@ class Daemon:
         writing = Tasks()
         writing.start(self.ledger.run(), "ledger")
         self.watching.start(self.directory.poll(), "directory")
+        self.watching.start(self.dbwatch.run(), "database file")
         self.watching.start(self.proxy.prune(), "limits")
         retention = Retention(self.database, self.config.settings.retention_days)
         self.watching.start(retention.run(), "retention")
         yield
         await self.watching.cancel()
         await self.settling.drain(timeout=10.0)
-        await self.ledger.flush(timeout=10.0)
+        self.unwritten = await self.ledger.flush(timeout=10.0)
         await writing.cancel()
         await self.directory.close()
         await self.reports.close()
@@ -116,7 +122,7 @@ def create_app(daemon: Daemon) -> web.Application:
         for path in (endpoint.path, *endpoint.spellings):
             handler = partial(daemon.proxy.handle, endpoint=endpoint)
             app.router.add_post(path, handler, expect_handler=_expect_later)
-    public = Public(settings, daemon.directory, daemon.ledger)
+    public = Public(settings, daemon.directory, daemon.ledger, daemon.dbwatch)
     for prefix in ("/v1", ""):
         app.router.add_get(f"{prefix}/models", public.models)
         app.router.add_get(f"{prefix}/models/{{id:.+}}", public.model)

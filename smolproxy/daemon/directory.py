@@ -140,6 +140,14 @@ class Directory:
                 self._take(records)
             self._revisions = revisions
 
+    async def reload(self) -> None:
+        """Take everything over from a database that is another than before.
+
+        :raises DatabaseError: it cannot be read; what is in memory stays.
+        """
+        self._revisions = (-1, -1)
+        await self.refresh()
+
     async def poll(self) -> None:
         """Look for changes of other processes until cancelled."""
         while True:

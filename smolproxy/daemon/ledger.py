@@ -28,6 +28,7 @@ CAPACITY = 10_000
 
 _BATCH = 500  # rows in one transaction
 _RETRY = 0.5  # seconds between attempts while the database cannot be written
+_REMIND = 60.0  # seconds between lines in the log meanwhile
 
 
 class Ledger:
@@ -45,6 +46,7 @@ class Ledger:
         self._empty.set()
         self._batch = _BATCH
         self._failing_since: float | None = None
+        self._remind_at = 0.0
         self._reason = ""
         self._loop = asyncio.get_running_loop()
 
@@ -81,11 +83,15 @@ class Ledger:
                 await self._write()
 
     async def flush(self, timeout: float) -> int:
-        """Wait until all rows are written, for ``timeout`` seconds at most; returns how many are not."""
+        """Wait until all rows are written, for ``timeout`` seconds at most; returns how many are not.
+
+        Those go into the log, so that even they can be booked by hand.
+        """
         try:
             await asyncio.wait_for(self._empty.wait(), timeout)
         except asyncio.TimeoutError:
-            log.error("usage rows not written", rows=len(self._rows), reason=self._reason)
+            for row in self._rows:
+                log.critical("usage row not written", row=row._asdict(), reason=self._reason)
         return len(self._rows)
 
     async def _write(self) -> None:
@@ -122,8 +128,11 @@ class Ledger:
     def _late(self, reason: str) -> None:
         """Let go of all who wait: rows are not being written."""
         self._reason = reason
+        now = time.monotonic()
         if self._failing_since is None:
-            self._failing_since = time.monotonic()
+            self._failing_since = self._remind_at = now
+        if now >= self._remind_at:
+            self._remind_at = now + _REMIND
             log.error("usage rows wait in memory: the database cannot be written", rows=len(self._rows), reason=reason)
         for future in self._waiting:
             if not future.done():

@@ -60,7 +60,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def serve(options: ServeOptions, config: FileConfig) -> int:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; returns 0, or 1 if usage rows could not be written."""
     stop = _signals()
     listener = _listen(options.host, options.port)
     daemon = await Daemon.open(options, config)
@@ -88,7 +88,7 @@ async def serve(options: ServeOptions, config: FileConfig) -> int:
     finally:
         await runner.cleanup()
     log.info("stopped")
-    return 0
+    return 1 if daemon.unwritten else 0
 
 
 def _server(runner: web.AppRunner) -> web.Server:

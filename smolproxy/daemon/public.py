@@ -9,6 +9,7 @@ from aiohttp import web
 from smolproxy.config import Settings
 from smolproxy.core.limits import Limits, model_allowed
 from smolproxy.daemon import auth
+from smolproxy.daemon.dbwatch import DatabaseWatch
 from smolproxy.daemon.directory import Directory
 from smolproxy.daemon.ledger import Ledger
 from smolproxy.errors import ApiError
@@ -20,10 +21,11 @@ _NO_LIMITS = Limits()
 class Public:
     """Handlers of ``/v1/models`` and ``/health``."""
 
-    def __init__(self, settings: Settings, directory: Directory, ledger: Ledger) -> None:
+    def __init__(self, settings: Settings, directory: Directory, ledger: Ledger, dbwatch: DatabaseWatch) -> None:
         self._settings = settings
         self._directory = directory
         self._ledger = ledger
+        self._dbwatch = dbwatch
 
     async def models(self, request: web.Request) -> web.Response:
         """List the models and aliases that can be asked for."""
@@ -41,7 +43,7 @@ class Public:
 
     async def health(self, request: web.Request) -> web.Response:
         """Tell whether smolproxy works; the servers are not asked."""
-        failing = self._ledger.failing or self._directory.failing
+        failing = self._dbwatch.failing or self._ledger.failing or self._directory.failing
         if failing is None:
             await auth.optional_user(request, self._directory)
         answer = {"status": "ok" if failing is None else "error", "active_servers": self._directory.active_servers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Reports:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._database: Database | None = None
+        self._opening = asyncio.Lock()
 
     async def usage(self, request: web.Request) -> web.Response:
         """Rows and summary of what the query selects."""
@@ -52,14 +54,16 @@ class Reports:
         return web.json_response(await usage.summary_real(await self._reader()))
 
     async def close(self) -> None:
-        """Close the connection."""
-        if self._database is not None:
-            await self._database.close()
+        """Close the connection, after the report that is being made; the next one opens another."""
+        database, self._database = self._database, None
+        if database is not None:
+            await database.close()
 
     async def _reader(self) -> Database:
-        if self._database is None:
-            self._database = await Database.open(self._path, readonly=True)
-        return self._database
+        async with self._opening:
+            if self._database is None:
+                self._database = await Database.open(self._path, readonly=True)
+            return self._database
 
 
 def _number(query: Any, name: str) -> int | None:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from smolproxy.store import migrations
+from smolproxy.errors import DatabaseError
+from smolproxy.store import files, migrations
 
 BUSY_TIMEOUT = 5.0  # seconds to wait for another process's write
 _LOG_PAGES = 1000  # 4 MiB between checkpoints
@@ -30,12 +31,18 @@ class Connection(sqlite3.Connection):
     readonly: ClassVar[bool] = False
 
     def __init__(self, database: str) -> None:
+        self._database = database
+        self._place: files.Identity | None = None  # the files that this is a connection to, once it is one
+        self._saved = False
         # A URI, so that SQLite never makes the file itself, with a mode of its own.
         uri = f"{Path(database).as_uri()}?mode=rw"
         super().__init__(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
         try:
             self.row_factory = sqlite3.Row
+            before = files.identity(database)
             self._set_up(database)
+            self._place = (before[0], *files.identity(database)[1:])  # the log is made by now
+            self.execute("SELECT 1")  # fails if the file was replaced meanwhile
         except BaseException:
             self.close()
             raise
@@ -46,6 +53,8 @@ class Connection(sqlite3.Connection):
             migrations.require_current(version, database)
             self.execute("PRAGMA query_only = ON")
             return
+        # Has an effect in a new file only: what is purged can be given back to the disk, see Database.shrink().
+        self.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._use_wal()
         self.execute("PRAGMA synchronous = NORMAL")  # a commit survives the process; a power cut may take the last ones
         self.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
@@ -69,6 +78,26 @@ class Connection(sqlite3.Connection):
                 raise
             return False
         return True
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run the statement, if what it changes goes into the file that others will find.
+
+        SQLite goes on writing into a file that has been deleted or replaced; what it writes there is lost.
+        """
+        if self._place is not None and (sql == "COMMIT" or not self.in_transaction):
+            self._require_place()
+        return super().execute(sql, parameters)
+
+    def _require_place(self) -> None:
+        if files.identity(self._database) == self._place:
+            self._saved = False
+            return
+        if not self._saved and not self.in_transaction:
+            # What only the log has goes into the file, wherever that is now: it can be put back, or kept, as a whole.
+            with suppress(sqlite3.Error):
+                super().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._saved = True
+        raise sqlite3.OperationalError("the file has been deleted, moved or replaced while in use")
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
         """Run the statement once for each of the parameters, in one transaction: all or none.
@@ -118,6 +147,9 @@ class ReadonlyConnection(Connection):
             self._step_aside()
         return super().execute(sql, parameters)
 
+    def _require_place(self) -> None:
+        """Reading goes on in a file that was deleted or replaced, until all connections are opened anew."""
+
     def _log_is_long(self) -> bool:
         try:
             return self._log.stat().st_size > _LOG_LONG
@@ -139,6 +171,19 @@ class ReadonlyConnection(Connection):
 
     def _wait_for_others(self, seconds: float) -> None:
         super().execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+
+def require_database(database: str) -> None:
+    """Look into a file without becoming one of its users: no lock, no write-ahead log.
+
+    :raises sqlite3.Error: it is no database; DatabaseError: it is not one that has been smolproxy's already.
+    """
+    looking = sqlite3.connect(f"{Path(database).as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    try:
+        if not migrations.version(looking, database):
+            raise DatabaseError(f"{database} is empty")
+    finally:
+        looking.close()
 
 
 def writing(database: str, **_: Any) -> sqlite3.Connection:

@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,13 @@ class Database:
 
     path: Path
 
-    def __init__(self, path: Path, opened: aiosqlite.Connection) -> None:
+    def __init__(self, path: Path, real: Path, factory: Callable[..., sqlite3.Connection]) -> None:
         """For :meth:`open`."""
         self.path = path
-        self._open_connection: aiosqlite.Connection | None = opened
+        self._real = real
+        self._factory = factory
+        self._open_connection: aiosqlite.Connection | None = None
+        self._identity: files.Identity = ()
         self._lock = asyncio.Lock()  # one turn at a time: no statement of another task gets into a transaction
         self._owner: asyncio.Task[Any] | None = None  # the task that has a transaction open
 
@@ -56,9 +59,14 @@ class Database:
         """
         path = Path(path)
         real = files.prepare(path, create=not readonly)
-        opened = _daemonic(str(real), connection.reading if readonly else connection.writing)
+        database = cls(path, real, connection.reading if readonly else connection.writing)
+        await database._begin()
+        return database
+
+    async def _begin(self) -> None:
+        opened = _daemonic(str(self._real), self._factory)
         opening = asyncio.ensure_future(_begin(opened))
-        with _explained(path):
+        with _explained(self.path):
             try:
                 await asyncio.shield(opening)
             except asyncio.CancelledError:
@@ -67,7 +75,51 @@ class Database:
                     await opening
                     await opened.close()
                 raise
-        return cls(path, opened)
+        self._open_connection = opened
+        self._identity = files.identity(self._real)
+
+    async def shrink(self, pages: int) -> bool:
+        """Give up to so many free pages of the file back to the disk; return whether there are more."""
+        await self.fetch_all(f"PRAGMA incremental_vacuum({int(pages)})")
+        return bool(
+            (await self.fetch_all("PRAGMA auto_vacuum"))[0][0] and (await self.fetch_all("PRAGMA freelist_count"))[0][0]
+        )
+
+    @property
+    def log_size(self) -> int:
+        """Bytes of the write-ahead log's file."""
+        return files.log_size(self._real)
+
+    def place(self) -> str:
+        """Tell what is where the opened file was: ``here`` it is, ``gone``, or ``replaced`` by another."""
+        now = files.identity(self._real)
+        if now[0] is None:
+            return "gone"
+        return "here" if now == self._identity else "replaced"
+
+    @staticmethod
+    async def reopen(databases: Sequence[Database]) -> None:
+        """Open a process's connections to one file anew, on the file that is in its place now.
+
+        No other connection of this process may be open. What they are asked for meanwhile waits.
+
+        :raises DatabaseError: that one cannot be used: the old ones stay, as far as they are not closed yet.
+        """
+        first = databases[0]
+        async with AsyncExitStack() as turns:
+            for each in databases:
+                await turns.enter_async_context(each._turn())
+            was, now = first._identity, files.identity(first._real)
+            if was[:1] != now[:1]:
+                with _explained(first.path):
+                    await asyncio.to_thread(connection.require_database, str(first._real))
+            # All are closed before one is opened: SQLite shares what it knows of a file within the process.
+            for each in databases:
+                await each.close()
+            files.remove_companions(first._real, was)
+            for each in databases:
+                each._identity = ()
+                await each._begin()
 
     async def close(self) -> None:
         """Close, after everything that has been asked before; idempotent."""

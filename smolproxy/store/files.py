@@ -10,6 +10,10 @@ from pathlib import Path
 from smolproxy.errors import DatabaseError
 
 _SMALLEST = 512  # bytes of a page of SQLite's
+_COMPANIONS = ("-wal", "-shm")
+
+Identity = tuple["tuple[int, int] | None", ...]
+"""Which files they are, device and inode: the database, its write-ahead log and that one's index; None: missing."""
 
 
 def prepare(path: Path, *, create: bool) -> Path:
@@ -43,6 +47,37 @@ def prepare(path: Path, *, create: bool) -> Path:
     return real
 
 
+def identity(real: Path | str) -> Identity:
+    """Return which files are at a database's paths now.
+
+    SQLite does not notice when they are deleted or replaced under it: it goes on with those that it has open.
+    """
+    return tuple(_identity(f"{real}{suffix}") for suffix in ("", *_COMPANIONS))
+
+
+def log_size(real: Path) -> int:
+    """Return the bytes of the write-ahead log's file."""
+    try:
+        return os.stat(f"{real}-wal").st_size  # noqa: PTH116,RUF100 - asked often
+    except OSError:
+        return 0
+
+
+def remove_companions(real: Path, of: Identity) -> None:
+    """Remove a write-ahead log that belonged to another file in the place of this one: SQLite would take it for its.
+
+    :param of: the identity of that other one; what is not part of it stays.
+    :raises DatabaseError: it cannot be removed.
+    """
+    for suffix, known in zip(_COMPANIONS, of[1:], strict=False):
+        path = f"{real}{suffix}"
+        if known is not None and _identity(path) == known:
+            try:
+                Path(path).unlink(missing_ok=True)
+            except OSError as error:
+                raise DatabaseError(f"cannot remove {path} as user {user()}: {error.strerror}") from error
+
+
 def user() -> str:
     """Return the name of the user that this process acts as, for messages."""
     uid = os.geteuid()
@@ -50,6 +85,14 @@ def user() -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116,RUF100 - asked twice for each batch of rows
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _make_folder(folder: Path) -> None:
