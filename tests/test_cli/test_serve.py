@@ -123,3 +123,12 @@ def test_a_dotenv_that_cannot_be_read(fails, daemon, folder):
 def test_a_folder_of_that_name_is_no_dotenv(fails, daemon, folder):
     (folder / ".env").mkdir()
     assert fails("serve").startswith("ADMIN_KEY is not set")
+
+
+def test_a_dotenv_without_permission(fails, daemon, folder, monkeypatch):
+    def denied(_):
+        raise PermissionError(13, "Permission denied")
+
+    (folder / ".env").write_text("ADMIN_KEY=adm\n")
+    monkeypatch.setattr("dotenv.dotenv_values", denied)
+    assert fails("serve") == ".env cannot be read: Permission denied"
