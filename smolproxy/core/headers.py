@@ -41,12 +41,14 @@ _NOT_SENT = (
         "content-encoding",
     }
 )
-# Length, encoding and date are those of smolproxy's own answer.
+# Length, encoding and date are those of smolproxy's own answer; where a server lives is not for users to know.
 _NOT_RETURNED = HOP_BY_HOP | {
     "content-length",
     "content-encoding",
     "set-cookie",
     "server",
+    "location",
+    "alt-svc",
     "date",
     "x-request-id",
 }
@@ -59,9 +61,7 @@ def to_server(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     What ``Connection`` names is hop-by-hop as well (RFC 9110, 7.6.1).
     """
     pairs = list(headers)
-    named = {
-        token.strip().lower() for name, value in pairs if name.lower() == "connection" for token in value.split(",")
-    }
+    named = _named(pairs)
     for name, value in pairs:
         lower = name.lower()
         if lower not in _NOT_SENT and lower not in named:
@@ -73,8 +73,15 @@ def to_client(headers: Iterable[tuple[str, str]], *, stream: bool) -> Iterator[t
 
     :param stream: the answer is an event stream, whose cache headers are set by smolproxy.
     """
-    dropped = _NOT_RETURNED_TO_STREAM if stream else _NOT_RETURNED
-    for name, value in headers:
+    pairs = list(headers)
+    dropped = (_NOT_RETURNED_TO_STREAM if stream else _NOT_RETURNED) | _named(pairs)
+    for name, value in pairs:
         lower = name.lower()
         if lower not in dropped and not lower.startswith("access-control-"):
             yield name, value
+
+
+def _named(headers: list[tuple[str, str]]) -> set[str]:
+    """The names in lower case that ``Connection`` says belong to the connection alone."""
+    values = [value for name, value in headers if name.lower() == "connection"]
+    return {token.strip().lower() for value in values for token in value.split(",")}
