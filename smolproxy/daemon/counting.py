@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from smolproxy.core.call import Call, decode
-from smolproxy.core.usage import Tally, Usage
+from smolproxy.core.usage import Counts, Tally, Usage, read_timings
 from smolproxy.daemon.questions import Questions, Slot
 from smolproxy.daemon.servers import Server
 
@@ -29,10 +29,11 @@ async def settle_plain(server: Server, call: Call, model: str, tally: Tally, ans
     """Return the usage of a plain answer, with the choices and prompts that the server's own numbers left out."""
     counts, source = tally.counts()
     prompt, cached, completion = counts
-    choices = answer.get("choices") if answer else None
+    answer = answer or {}
+    choices = answer.get("choices")
     questions = Questions(server, model, PATIENCE)
     if call.endpoint.generates and type(choices) is list and choices and (completion is None or len(choices) > 1):
-        completion = await _completion(questions, call, tally, completion, choices)
+        completion = await _completion(questions, call, completion, choices, read_timings(answer.get("timings")))
     if prompt is None or call.prompts > 1:
         prompt = max(prompt or 0, sum(await _prompt_counts(questions, call)))
     return Usage(prompt, cached or 0, completion or 0, source, tally.prompt_ms, tally.predicted_ms)
@@ -156,7 +157,7 @@ class _Choice(NamedTuple):
 
 
 async def _completion(
-    questions: Questions, call: Call, tally: Tally, told: int | None, choices: list[dict[str, Any]]
+    questions: Questions, call: Call, told: int | None, choices: list[Any], timings: Counts | None
 ) -> int:
     """Return the tokens of all choices, where ``told`` may cover the first one only (llama-server's does)."""
     fields = decode(call.body)
@@ -165,9 +166,8 @@ async def _completion(
     limit = _limit(fields)
     if told is None:
         return sum(choice.tokens(limit, 1) for choice in read)
-    timed = next(iter(tally.timings.values())).completion if tally.timings else None
-    if timed is not None:
-        covers_all = told > timed  # timings tell the first choice
+    if timings is not None and timings.completion is not None:
+        covers_all = told > timings.completion  # which is of the first choice
     else:
         only_first = first.tokens(limit, 1)
         everything = only_first + sum(choice.tokens(limit, 1) for choice in others)
