@@ -76,6 +76,9 @@ class Client:
         head = self.read.partition(b"\r\n\r\n")[0].decode()
         return next(line.split(": ")[1] for line in head.split("\r\n") if line.lower().startswith("x-request-id"))
 
+    def __del__(self) -> None:
+        self.sock.close()
+
     def leave(self, *, reset: bool = False) -> None:
         """Close the connection, with a TCP reset if wanted."""
         if reset:

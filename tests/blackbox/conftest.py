@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from smolproxy.standin import StandIn
+from smolproxy.standin.endpoints import GENERATING
 
 from .harness import Answer, Daemon
 
@@ -80,7 +81,7 @@ class Site:
 
     def generating(self) -> list[Any]:
         """Requests that reached the server, but for smolproxy's own questions."""
-        return [request for request in self.server.requests if request.method == "POST" and "/v1/" in request.path]
+        return [request for request in self.server.requests if request.method == "POST" and request.path in GENERATING]
 
 
 @pytest.fixture

@@ -72,8 +72,9 @@ async def test_pieces_of_every_size(site: Site, split: int, end: bytes) -> None:
     assert_counts(await check(site, stream))
 
 
-async def test_cut_in_two_at_every_offset(site: Site) -> None:
-    offsets = iter(range(1, len(STREAM)))
+async def test_cut_in_two_at_every_offset_of_a_text(site: Site) -> None:
+    text = range(STREAM.index(b"Gr"), STREAM.index(b"line") + 4)
+    offsets = iter([at for at in range(1, len(STREAM)) if at in text or at % 4 == 0])
 
     async def worker() -> None:
         for at in offsets:
