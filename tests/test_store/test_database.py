@@ -303,6 +303,7 @@ async def test_a_cancelled_open_leaves_no_thread_and_no_lock(path: Path) -> None
         await until(lambda: bool(set(threading.enumerate()) - before))
         task.cancel()
         await asyncio.sleep(0.05)
+        assert not task.done()  # it sees the thread through: nobody else could
         other.execute("COMMIT")
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -89,6 +89,18 @@ async def test_what_root_makes_in_a_users_folder_is_the_users(open_folder: Path)
     await db.close()
 
 
+@pytest.mark.skipif(not ROOT, reason="needs a folder of somebody else's")
+async def test_a_user_keeps_what_he_makes_in_the_folder_of_another(open_folder: Path) -> None:
+    os.chown(open_folder, NOBODY - 1, NOBODY - 1)
+    open_folder.chmod(0o777)
+    os.seteuid(NOBODY)
+    try:
+        await (await Database.open(open_folder / "proxy.db")).close()
+    finally:
+        os.seteuid(0)
+    assert (open_folder / "proxy.db").stat().st_uid == NOBODY
+
+
 async def test_a_folder_that_cannot_be_written_is_told_with_path_and_user(open_folder: Path, no_root: str) -> None:
     if not ROOT:
         open_folder.chmod(0o500)

@@ -100,6 +100,35 @@ async def test_a_step_taken_by_another_while_waiting_is_not_taken_twice(path: Pa
     assert run(path, "PRAGMA user_version") == [(len(migrations.STEPS),)]
 
 
+async def test_switching_to_wal_is_tried_again_while_another_process_does(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = ["database is locked", "database is locked"]
+    execute = connection.Connection.execute
+
+    def contended(self: connection.Connection, sql: str, *rest: object) -> sqlite3.Cursor:
+        if sql == "PRAGMA journal_mode = WAL" and answers:
+            raise sqlite3.OperationalError(answers.pop())
+        return execute(self, sql, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(connection.Connection, "execute", contended)
+    await (await Database.open(path)).close()
+    assert answers == []
+    assert run(path, "PRAGMA journal_mode") == [("wal",)]
+    answers.append("disk I/O error")
+    with pytest.raises(DatabaseError, match="disk I/O error"):
+        await Database.open(path.with_name("other.db"))
+    assert answers == []
+
+
+def test_a_migration_that_fails_leaves_no_transaction_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrations, "STEPS", (("CREATE TABLE a (b)", "nonsense"),))
+    with closing(sqlite3.connect(path, isolation_level=None)) as bare:
+        with pytest.raises(sqlite3.OperationalError):
+            migrations.migrate(bare, str(path))
+        assert not bare.in_transaction
+
+
 async def test_a_migration_that_gets_no_lock_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BUSY_TIMEOUT", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
