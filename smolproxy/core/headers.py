@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-# RFC 9110, 7.6.1, and what belongs to one connection in practice
+# RFC 9110, 7.6.1, and what belongs to one connection in practice. What ``Connection`` names is hop-by-hop as well.
 HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -46,6 +46,7 @@ _NOT_RETURNED = HOP_BY_HOP | {
     "content-length",
     "content-encoding",
     "set-cookie",
+    "set-cookie2",
     "server",
     "location",
     "alt-svc",
@@ -56,10 +57,7 @@ _NOT_RETURNED_TO_STREAM = _NOT_RETURNED | {"cache-control", "x-accel-buffering"}
 
 
 def to_server(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the request headers that a server may see: no credential, nothing that belongs to the connection.
-
-    What ``Connection`` names is hop-by-hop as well (RFC 9110, 7.6.1).
-    """
+    """Yield the request headers that a server may see: no credential, nothing that belongs to the connection."""
     pairs = list(headers)
     named = _named(pairs)
     for name, value in pairs:

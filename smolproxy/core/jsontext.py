@@ -75,23 +75,24 @@ def splice(text: bytes, changes: Mapping[str, bytes], drop: Container[str] = ())
     :param drop: names of the members to take out.
     """
     view = memoryview(text)
+    begin = end = text.index(b"{") + 1
     new = dict(changes)
     kept: list[tuple[memoryview | bytes, ...]] = []
-    for name, first, start, stop, after in members(text):
+    for name, first, start, stop, end in members(text):
         if name in drop:
             continue
         if name in changes:
             new.pop(name, None)
-            kept.append((view[first:start], changes[name], view[stop:after]))
+            kept.append((view[first:start], changes[name], view[stop:end]))
         else:
-            kept.append((view[first:after],))
+            kept.append((view[first:end],))
     added = [(json.dumps(name).encode(), b":", value) for name, value in new.items()]
-    pieces: list[memoryview | bytes] = [view[: text.index(b"{") + 1]]
+    pieces: list[memoryview | bytes] = [view[:begin]]
     for number, parts in enumerate([*added, *kept]):
         if number:
             pieces.append(b",")
         pieces += parts
-    pieces.append(view[text.rindex(b"}") :])
+    pieces.append(view[end:])
     return b"".join(pieces)
 
 

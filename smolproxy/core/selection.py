@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-# States in which a server can be expected to answer, best first; the others are tried only if there is nothing better.
+# States in which a server can be expected to answer; the others are tried only if there is nothing better.
 _READY = ("up", "busy", "unknown")
 
 
