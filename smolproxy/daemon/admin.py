@@ -102,19 +102,21 @@ class Admin:
             ("GET", "/admin/usage", self._reports.usage),
             ("GET", "/admin/usage/summary/real", self._reports.summary_real),
         ]
-        routes = [web.route(method, path, self._guarded(handler)) for method, path, handler in table]
-        # whoever has no admin key learns nothing, not even which paths there are
-        return [*routes, web.route("*", "/admin{rest:(/.*)?}", self._guarded(self._unknown))]
+        return [web.route(method, path, self._guarded(handler)) for method, path, handler in table]
+
+    async def guard(self, request: web.Request) -> None:
+        """Let only the administrator pass.
+
+        :raises ApiError: 401 without or with a wrong key, 403 with a user's.
+        """
+        await auth.admin(request, self._admin_key, self._directory)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            await auth.admin(request, self._admin_key, self._directory)
+            await self.guard(request)
             return await handler(request)
 
         return guarded
-
-    async def _unknown(self, request: web.Request) -> web.StreamResponse:
-        raise NotFound("There is nothing under this path.")
 
     # keys
 

@@ -113,8 +113,12 @@ def create_app(daemon: Daemon) -> web.Application:
     """Make the application of a daemon."""
     settings = daemon.config.settings
     limit = settings.max_body_mib
+    admin = None
+    if daemon.options.admin_key is not None and daemon.options.admin_api:
+        admin = Admin(settings, daemon.options.admin_key, daemon.database, daemon.directory, daemon.reports)
+    guard = None if admin is None else admin.guard
     app = web.Application(
-        middlewares=[outermost(access_log=settings.access_log, max_body_mib=limit)],
+        middlewares=[outermost(access_log=settings.access_log, max_body_mib=limit, guard=guard)],
         client_max_size=int(limit * 1024 * 1024) or 2**62,
     )
     app.cleanup_ctx.append(daemon.run)
@@ -127,7 +131,6 @@ def create_app(daemon: Daemon) -> web.Application:
         app.router.add_get(f"{prefix}/models", public.models)
         app.router.add_get(f"{prefix}/models/{{id:.+}}", public.model)
     app.router.add_get("/health", public.health)
-    if daemon.options.admin_key is not None and daemon.options.admin_api:
-        admin = Admin(settings, daemon.options.admin_key, daemon.database, daemon.directory, daemon.reports)
+    if admin is not None:
         app.router.add_routes(admin.routes())
     return app

@@ -25,8 +25,13 @@ _SLASHES = re.compile(r"/{2,}")
 _ENCODINGS = ("", "identity", "gzip", "deflate", "br", "zstd")
 
 
-def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the one middleware: whatever happens inside, an answer with a request id comes out."""
+def outermost(
+    *, access_log: bool, max_body_mib: float, guard: Callable[[web.Request], Awaitable[None]] | None = None
+) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Make the one middleware: whatever happens inside, an answer with a request id comes out.
+
+    :param guard: raises for whom the admin API does not open; ``None``: there is no admin API.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -35,6 +40,9 @@ def outermost(*, access_log: bool, max_body_mib: float) -> Callable[..., Awaitab
         response: web.StreamResponse | None = None
         try:
             if request.match_info.http_exception is not None:
+                if guard is not None and _SLASHES.sub("/", f"{request.path}/").startswith("/admin/"):
+                    # whoever has no admin key learns nothing, not even which paths there are
+                    await guard(request)
                 handler = await _respell(request, handler)
             _check_encoding(request)
             response = await handler(request)

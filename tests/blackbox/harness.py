@@ -21,7 +21,7 @@ from typing import Any
 
 import aiohttp
 import yaml
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 import smolproxy
@@ -42,7 +42,7 @@ class Answer:
     """A whole answer."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: CIMultiDictProxy[str]
     body: bytes
 
     @property
@@ -200,7 +200,7 @@ class Daemon:
         """Run a command on the same database; its exit status must be `code`."""
         command = [sys.executable, "-m", "smolproxy", "--db", str(self.db), *map(str, arguments)]
         done = await asyncio.to_thread(
-            subprocess.run, command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=30
+            subprocess.run, command, cwd=self.folder, env=self.env, capture_output=True, encoding="utf-8", timeout=30
         )
         run = Run(done.returncode, done.stdout, done.stderr)
         assert run.code == code, run
@@ -240,7 +240,8 @@ class Daemon:
         timeout = aiohttp.ClientTimeout(total=30)
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
             sent = [*bearer(key).items(), *dict(headers or {}).items()]
-            async with session.request(method, self.url(path), headers=sent, **options) as response:
+            options = {"allow_redirects": False, "headers": sent, **options}
+            async with session.request(method, self.url(path), **options) as response:
                 yield response
 
     async def ask(self, method: str, path: str, **options: Any) -> Answer:
@@ -274,7 +275,7 @@ class Daemon:
             if end:
                 writer.write_eof()
             head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode().split("\r\n")
-            headers = CIMultiDict(line.split(": ", 1) for line in head[1:] if line)
+            headers = CIMultiDictProxy(CIMultiDict(line.split(": ", 1) for line in head[1:] if line))
             body = await asyncio.wait_for(reader.readexactly(int(headers["Content-Length"])), 20)
             return Answer(int(head[0].split(" ")[1]), headers, body)
         finally:
