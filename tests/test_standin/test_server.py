@@ -141,6 +141,29 @@ async def test_a_request_for_more_slots_is_not_overtaken() -> None:
         assert len((await three.whole())["choices"]) == 1
 
 
+async def test_slots_given_back_at_once_all_find_takers() -> None:
+    async with StandIn(slots=2) as server, Client(server) as one, Client(server) as two, Client(server) as three:
+        gate, later = asyncio.Event(), asyncio.Event()
+        server.script += [Reply(hold={0: gate}), Reply(hold={0: later}), Reply(hold={0: later})]
+        await one.send(CHAT, ask(stream=True, n=2))
+        await server.wait_for(lambda: server.engine.busy == 2)
+        await two.send(CHAT, ask(stream=True))
+        await three.send(CHAT, ask(stream=True))
+        await server.wait_for(lambda: server.engine.deferred == 2)
+        gate.set()
+        await server.wait_for(lambda: server.engine.deferred == 0)
+        assert server.engine.busy == 2
+        later.set()
+
+
+async def test_choices_share_what_their_prompt_found_in_the_cache() -> None:
+    async with StandIn() as server, Client(server) as client:
+        await client.ask(body=ask(max_tokens=1))
+        events = parse(await client.stream(body=ask(n=2, max_tokens=2, stream=True)))
+        assert [event["timings"]["cache_n"] for event in events if "timings" in event] == [5, 5]
+        assert processed(server) == (7, 5, 5)
+
+
 # Clients that leave.
 
 
@@ -185,6 +208,19 @@ async def test_a_client_that_leaves_the_queue_gives_its_place_up() -> None:
             gate.set()
             assert (await third.whole())["usage"]["completion_tokens"] == 2
         assert server.counters.predicted == 4
+
+
+async def test_who_waited_behind_a_client_that_left_moves_up() -> None:
+    async with StandIn(slots=2, notice=0.05) as server, Client(server) as first, Client(server) as third:
+        server.script.append(Reply(hold={0: asyncio.Event()}))
+        await first.send(CHAT, ask(stream=True))
+        await server.wait_for(lambda: server.engine.busy == 1)
+        async with Client(server) as second:
+            await second.send(CHAT, ask(n=2))
+            await server.wait_for(lambda: server.engine.deferred == 1)
+            await third.send(CHAT, ask(max_tokens=2))
+            await server.wait_for(lambda: server.engine.deferred == 2)
+        assert (await third.whole())["usage"]["completion_tokens"] == 2
 
 
 async def test_a_client_that_leaves_during_its_prompt_is_counted_without_tokens() -> None:
@@ -324,6 +360,14 @@ async def test_it_dies_and_comes_back_on_its_port() -> None:
         async with Client(server) as client:
             assert await client.ask("/health") == {"status": "ok"}
         assert server.port == port
+
+
+async def test_stopping_does_not_wait_for_answers() -> None:
+    async with StandIn(prompt_delay=60, notice=60) as server, Client(server) as client:
+        await client.send(CHAT, ask())
+        await server.wait_for(lambda: server.engine.busy)
+        await asyncio.wait_for(server.stop(), 5)
+        assert server.engine.busy == 0
 
 
 async def test_connections_can_be_reset() -> None:
