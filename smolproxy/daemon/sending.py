@@ -61,7 +61,6 @@ class Sender:
             exchange.lease(server)
             try:
                 exchange.answer = await self._post(request, exchange, server, body, fresh=fresh)
-                exchange.check_interrupted()
                 error = await self._refusal(exchange, server, exchange.answer)
                 if error is None:
                     return
@@ -105,15 +104,7 @@ class Sender:
         if server.authorization is not None:
             sent["Authorization"] = server.authorization
         url = server.url(exchange.call.endpoint.path, request.rel_url.raw_query_string)
-        timeout = self._settings.first_byte_timeout
-        if not timeout:
-            return await server.post(url, body, sent, fresh=fresh)
-        try:
-            return await asyncio.wait_for(server.post(url, body, sent, fresh=fresh), timeout)
-        except asyncio.TimeoutError:
-            raise ApiError(
-                "server_timeout", f"The server did not begin its answer within first_byte_timeout ({timeout:g} s)."
-            ) from None
+        return await server.post(url, body, sent, fresh=fresh)
 
     def _unreachable(self, server: Server, failure: SendError) -> ApiError:
         """Note what a failure teaches of the server; return what the client is told."""
@@ -121,6 +112,10 @@ class Sender:
             self._health.note(server, "down", describe(failure.cause))
         else:
             server.last_error = describe(failure.cause)
+        if failure.timed_out_waiting:
+            timeout = self._settings.first_byte_timeout
+            message = f"The server did not begin its answer within first_byte_timeout ({timeout:g} s)."
+            return ApiError("server_timeout", message)
         if failure.timed_out_connecting:
             timeout = self._settings.connect_timeout
             return ApiError("server_timeout", f"The server was not reached within connect_timeout ({timeout:g} s).")

@@ -6,6 +6,7 @@ Nothing here decides where a request goes or what an answer means.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from contextvars import ContextVar
 from typing import Any
@@ -24,16 +25,56 @@ VANISHED_MODELS_STAY = 600.0
 
 _FOUND_DEAD = 1.0  # seconds within which a dead connection shows
 
-_fresh: ContextVar[bool] = ContextVar("fresh", default=False)
+
+class FirstByteTimeout(asyncio.TimeoutError):
+    """A server that was reached did not begin its answer in time."""
+
+
+class _Attempt:
+    """One request on its way: is its connection a fresh one, and how long may its answer take to begin.
+
+    :param patience: seconds from the moment when there is a connection; 0 for any.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.fresh = False
+        self.expired = False
+        self.started = time.monotonic()
+        self._patience = patience
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait(self) -> None:
+        """There is a connection."""
+        if self._patience:
+            self._timer = asyncio.get_running_loop().call_later(self._patience, self._expire, asyncio.current_task())
+
+    def stop(self) -> None:
+        """The answer has begun, or the connection is not there yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self, task: asyncio.Task[Any] | None) -> None:
+        self.expired = True
+        if task is not None:
+            task.cancel()
+
+
+_attempt: ContextVar[_Attempt | None] = ContextVar("attempt", default=None)
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Tells whether the connection of a request was made for it, or had been used before."""
+    """Tells the attempt whether its connection was made for it, or had been used before."""
 
     async def _create_connection(self, *args: Any, **kwargs: Any) -> Any:
         # Runs in the task of the request, inside connect(), in all supported versions of aiohttp.
-        _fresh.set(True)
-        return await super()._create_connection(*args, **kwargs)
+        attempt = _attempt.get()
+        if attempt is None:
+            return await super()._create_connection(*args, **kwargs)
+        attempt.fresh = True
+        attempt.stop()
+        connection = await super()._create_connection(*args, **kwargs)
+        attempt.wait()
+        return connection
 
 
 class Server:
@@ -54,6 +95,7 @@ class Server:
         self._base = URL(record.url)
         self._urls: dict[str, URL] = {}
         self.authorization = f"Bearer {record.api_key}" if record.api_key else None
+        self._first_byte_timeout = settings.first_byte_timeout
         self._timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout or None)
         self._session = self._make_session(_Connector(limit=0, keepalive_timeout=KEEP_ALIVE))
         self._fresh_session: aiohttp.ClientSession | None = None  # made when it is needed, which is rarely
@@ -137,12 +179,23 @@ class Server:
             if self._fresh_session is None:
                 self._fresh_session = self._make_session(_Connector(limit=0, force_close=True))
             session = self._fresh_session
-        _fresh.set(False)
-        started = time.monotonic()
+        attempt = _Attempt(self._first_byte_timeout)
+        _attempt.set(attempt)
+        attempt.wait()
         try:
             return await session.post(url, data=body, headers=headers, allow_redirects=False)
+        except asyncio.CancelledError:
+            if not attempt.expired:
+                raise
+            task = asyncio.current_task()
+            if task is not None and sys.version_info >= (3, 11):
+                task.uncancel()
+            raise SendError(FirstByteTimeout(), attempt.fresh, time.monotonic() - attempt.started) from None
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
-            raise SendError(error, _fresh.get(), time.monotonic() - started) from error
+            raise SendError(error, attempt.fresh, time.monotonic() - attempt.started) from error
+        finally:
+            attempt.stop()
+            _attempt.set(None)
 
     async def ask(self, method: str, path: str, timeout: float, body: Any = None) -> tuple[int, Any]:
         """Ask the server something for smolproxy itself; returns status and JSON (``None`` if it is none).
@@ -194,6 +247,11 @@ class SendError(Exception):
     def timed_out_connecting(self) -> bool:
         """The connection was not there in time."""
         return self.fresh and isinstance(self.cause, aiohttp.ServerTimeoutError)
+
+    @property
+    def timed_out_waiting(self) -> bool:
+        """The server has the request, but its answer did not begin in time."""
+        return isinstance(self.cause, FirstByteTimeout)
 
     @property
     def stale(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -21,10 +20,10 @@ SETTINGS = {"probe_interval": 3600}
 
 
 @pytest.fixture
-async def quiet(site: Site) -> AsyncIterator[Site]:
+async def quiet(site: Site) -> Site:
     """A site whose server has answered all questions, so that no connection is in use."""
     await until(lambda: any(request.path == "/props" and request.done for request in site.server.requests))
-    yield site
+    return site
 
 
 async def drop_idle(site: Site) -> None:
