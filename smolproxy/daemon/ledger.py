@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -27,6 +28,7 @@ CAPACITY = 10_000
 """Rows that may wait for a database that cannot be written."""
 
 _BATCH = 500  # rows in one transaction
+_GATHER = 0.002  # seconds that a batch waits for the rows of other open requests: a commit costs far more than a row
 _RETRY = 0.5  # seconds between attempts while the database cannot be written
 _REMIND = 60.0  # seconds between lines in the log meanwhile
 
@@ -38,10 +40,12 @@ class Ledger:
     """
 
     def __init__(self, database: Database) -> None:
+        self.company: Callable[[], int] = lambda: 0  # how many requests are open, whose rows may come soon
         self._database = database
         self._rows: list[UsageRow] = []
         self._waiting: list[asyncio.Future[None]] = []  # parallel to _rows
         self._work = asyncio.Event()
+        self._all = asyncio.Event()  # nobody is left whose row could come
         self._empty = asyncio.Event()
         self._empty.set()
         self._batch = _BATCH
@@ -72,6 +76,8 @@ class Ledger:
         self._waiting.append(future)
         self._empty.clear()
         self._work.set()
+        if len(self._rows) >= self.company():
+            self._all.set()
         return future
 
     async def run(self) -> None:
@@ -80,6 +86,7 @@ class Ledger:
             await self._work.wait()
             self._work.clear()
             while self._rows:
+                await self._gather()
                 await self._write()
 
     async def flush(self, timeout: float) -> int:
@@ -93,6 +100,14 @@ class Ledger:
             for row in self._rows:
                 log.critical("usage row not written", row=row._asdict(), reason=self._reason)
         return len(self._rows)
+
+    async def _gather(self) -> None:
+        """Wait a moment for more rows, unless all open requests have theirs here already."""
+        if self._failing_since is None and len(self._rows) < min(self.company(), self._batch):
+            self._all.clear()
+            timer = self._loop.call_later(_GATHER, self._all.set)
+            await self._all.wait()
+            timer.cancel()
 
     async def _write(self) -> None:
         count = min(len(self._rows), self._batch)

@@ -60,6 +60,7 @@ class Proxy:
         self.stopping = False
         self.exchanges: dict[Any, Exchange] = {}  # by the connection that each came on
         self._ledger = ledger
+        ledger.company = self.exchanges.__len__
         self._limiter = limiter
         self._instance = instance
         self._sender = Sender(settings, health, instance)
