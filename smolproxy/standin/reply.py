@@ -106,8 +106,3 @@ class Reply:
     """After what was written. `close` and `reset` leave the HTTP framing unfinished; `hang` waits until the client
     leaves; `keep` ends well and keeps the connection, also after a stream. auto: as llama-server does, or `close` after
     a `cut`."""
-
-    @property
-    def raw(self) -> bool:
-        """Whether the answer is given as bytes."""
-        return self.body is not None or self.chunks is not None

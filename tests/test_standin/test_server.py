@@ -91,6 +91,25 @@ async def test_prompts_of_a_list_are_all_counted_also_beyond_the_slots() -> None
         assert processed(server) == (3 + 3 + 2, 1, 6)
 
 
+async def test_parts_tools_and_calls_are_part_of_the_prompt() -> None:
+    parts = [{"type": "text", "text": "look here"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    async with StandIn() as server, Client(server) as client:
+        prompt = (await client.ask("/apply-template", {"messages": [{"role": "user", "content": parts}]}))["prompt"]
+        assert prompt == "<|im_start|>user\nlook here <__media__><|im_end|>\n<|im_start|>assistant\n"
+        plain = await client.ask(CHAT + "/input_tokens", ask())
+        with_tools = await client.ask(CHAT + "/input_tokens", ask(tools=[{"type": "function"}]))
+        assert with_tools["input_tokens"] > plain["input_tokens"]
+        prompt = (await client.ask("/apply-template", {"messages": [called]}))["prompt"]
+        assert '"arguments":"{}"' in prompt
+
+
+@pytest.mark.parametrize("messages", [5, [5], [{"content": "no role"}], [{"role": "user", "content": [5]}]])
+async def test_odd_messages_are_refused(messages: object) -> None:
+    async with StandIn() as server, Client(server) as client:
+        assert (await client.ask(body={"messages": messages}))["error"]["code"] == 400
+
+
 async def test_embeddings_count_their_prompts_and_equal_texts_have_equal_vectors() -> None:
     async with StandIn() as server, Client(server) as client:
         answer = await client.ask("/v1/embeddings", {"input": ["hello there", "a", "hello there"]})
