@@ -112,7 +112,8 @@ class Daemon:
         self.arguments = list(arguments)
         given = {"ADMIN_KEY": ADMIN_KEY, "DB_PATH": str(self.db), **(env or {})}
         self.env = environment({name: value for name, value in given.items() if value is not None})
-        self.port = 0
+        self.port: int | None = 0
+        """Where it listens. 0 before it starts: any that is free; None: what the environment says."""
         self.process: subprocess.Popen[bytes] | None = None
         if config is not None:
             self.configure(config)
@@ -125,7 +126,9 @@ class Daemon:
 
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start the process; the log goes on where an earlier one ended."""
-        command = [sys.executable, "-m", "smolproxy", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [sys.executable, "-m", "smolproxy", "serve", "--host", "127.0.0.1"]
+        if self.port is not None:
+            command += ["--port", str(self.port)]
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
