@@ -19,3 +19,17 @@ def whole_or_none(ctx: click.Context, param: click.Parameter, value: str | None)
         return int(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is neither a whole number nor {CLEAR!r}", ctx, param) from error
+
+
+def secret(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return an option's value, or the line on standard input for ``-``: that is in no process list and no history."""
+    if value != "-":
+        return value
+    stdin = click.get_text_stream("stdin")
+    if stdin.isatty():
+        line: str = click.prompt(str(param.name), hide_input=True, err=True)
+    else:
+        line = stdin.readline()
+    if not line.strip():
+        raise click.BadParameter("there is none on standard input", ctx, param)
+    return line.strip()

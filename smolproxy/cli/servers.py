@@ -10,7 +10,7 @@ import click
 
 from smolproxy.cli import output
 from smolproxy.cli.environment import Environment
-from smolproxy.cli.options import CLEAR, id_argument, whole_or_none
+from smolproxy.cli.options import CLEAR, id_argument, secret, whole_or_none
 from smolproxy.store import aliases
 from smolproxy.store import servers as store
 from smolproxy.store.database import Database
@@ -24,7 +24,9 @@ def servers() -> None:
 @servers.command()
 @click.argument("name")
 @click.argument("url")
-@click.option("--api-key", metavar="KEY", help="Sent to this server as its bearer token.")
+@click.option(
+    "--api-key", callback=secret, metavar="KEY|-", help="Sent to this server as its bearer token; -: standard input."
+)
 @click.option("--model", "models", multiple=True, metavar="NAME", help="A model of it; may be repeated. None: ask it.")
 @click.option("--slots", type=int, metavar="N", help="Requests at once. Left out, the server itself is asked.")
 @click.pass_obj
@@ -64,7 +66,9 @@ def list_(env: Environment, as_json: bool) -> None:
 @id_argument
 @click.option("--name", help="Another name.")
 @click.option("--url", help="Another address.")
-@click.option("--api-key", metavar="KEY|none", help='Another bearer token; "none" or "" for none.')
+@click.option(
+    "--api-key", callback=secret, metavar="KEY|-|none", help="Another bearer token; -: standard input; none: none."
+)
 @click.option("--model", "models", multiple=True, metavar="NAME", help="Replaces its list; may be repeated; none: ask.")
 @click.option("--slots", callback=whole_or_none, metavar="N", help="Requests at once; none: ask the server itself.")
 @click.pass_obj
