@@ -35,18 +35,23 @@ async def drop_idle(site: Site) -> None:
 
 async def test_requests_at_the_moment_when_the_server_closes(daemon: Daemon) -> None:
     """4.90 to 5.10 s apart, at a server that closes idle connections after 5 s: 210 requests, no error."""
-    await spaced(daemon, "edge", lanes=70, gaps=3, keep_alive=5.0, low=4.9, high=5.1)
+    sent = await spaced(daemon, "edge", lanes=70, gaps=3, keep_alive=5.0, low=4.9, high=5.1)
+    assert sent == 70 * 4  # no dead connection was met: smolproxy lets go first
 
 
 async def test_requests_at_the_moment_when_a_hasty_server_closes(daemon: Daemon) -> None:
     """The same at a server that closes sooner than smolproxy expects, so that dead connections are met."""
-    await spaced(daemon, "hasty", lanes=40, gaps=12, keep_alive=0.2, low=0.195, high=0.205)
+    sent = await spaced(daemon, "hasty", lanes=40, gaps=12, keep_alive=0.2, low=0.195, high=0.205)
+    assert sent >= 40 * 13
 
 
 async def spaced(
     daemon: Daemon, name: str, *, lanes: int, gaps: int, keep_alive: float, low: float, high: float
-) -> None:
-    """Many lanes, each with a server and so with a connection of its own, ask over and over with pauses."""
+) -> int:
+    """Many lanes, each with a server and so with a connection of its own, ask over and over with pauses.
+
+    Return how many requests came to the servers.
+    """
     key = await daemon.new_key()
     chance = random.Random(lanes)
 
@@ -70,6 +75,7 @@ async def spaced(
             await daemon.admin("DELETE", f"/servers/{server_id}")
     rows = daemon.rows("SELECT * FROM usage WHERE real_model_name LIKE ?", [f"{name}-%"])
     assert [row["outcome"] for row in rows] == ["ok"] * lanes * (gaps + 1)
+    return sum(request.path == "/v1/chat/completions" for server in servers for request in server.requests)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -155,6 +161,24 @@ async def test_another_server_is_tried_when_one_cannot_be_reached(daemon: Daemon
         assert sum(request.path == "/v1/chat/completions" for request in alive.requests) == 6
         for server_id in ids:
             await daemon.admin("DELETE", f"/servers/{server_id}")
+
+
+async def test_a_connection_is_not_used_again_after_a_stream(daemon: Daemon) -> None:
+    """Not even one that the server keeps: llama-server promises to and closes it, sooner or later."""
+    key = await daemon.new_key()
+    async with StandIn(["keeping"], keep_after_stream=True) as server:
+        server_id = await daemon.add_server(server, "keeping")
+        for stream in (True, True, False, True, False, False):
+            body = {"model": "keeping", "messages": [], "max_tokens": 2, "stream": stream}
+            server.script.append(Reply(delay=0.01))
+            assert (await daemon.ask("POST", "/v1/chat/completions", key=key, json=body)).status == 200
+        asked = [request for request in server.requests if request.path == "/v1/chat/completions"]
+        for at, request in enumerate(asked):
+            if request.json["stream"]:
+                assert all(request.connection != later.connection for later in server.requests if later.at > request.at)
+            elif at and not asked[at - 1].json["stream"]:
+                assert request.connection == asked[at - 1].connection
+        await daemon.admin("DELETE", f"/servers/{server_id}")
 
 
 async def test_a_server_that_closes_after_each_stream(quiet: Site) -> None:

@@ -72,7 +72,8 @@ async def test_a_stream_ends_well_without_being_finished(site: Site, framing: An
     assert (await check_broken(site, await site.chat(stream=True)))["completion_tokens"] == 3
 
 
-async def test_one_of_two_choices_is_not_finished(site: Site) -> None:
+@pytest.mark.parametrize("then", ["auto", "close", "reset"])
+async def test_one_of_two_choices_is_not_finished(site: Site, then: Any) -> None:
     def chunk(index: int, finish: str) -> bytes:
         return b'data: {"choices":[{"index":%d,"delta":{"content":"one"},"finish_reason":%s}]}\n\n' % (
             index,
@@ -80,7 +81,7 @@ async def test_one_of_two_choices_is_not_finished(site: Site) -> None:
         )
 
     stream = chunk(0, "null") + chunk(1, "null") + chunk(0, '"stop"')
-    site.server.script.append(Reply(chunks=[stream], then="close"))
+    site.server.script.append(Reply(chunks=[stream], then=then))
     answer = await site.chat(stream=True, n=2)
     assert answer.body.startswith(stream + b'data: {"error":{')
     row = await booked(site.daemon, answer.headers["x-request-id"])

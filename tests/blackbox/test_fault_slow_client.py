@@ -55,7 +55,7 @@ async def test_an_answer_of_200_mib_that_is_never_read(site: Site, kind: str) ->
     await asyncio.gather(*others)
     assert most - before < 10 * MIB
     assert seen > 300
-    assert gap < 0.5
+    assert gap < 1.0
     # The server waits: it has not been read empty into somewhere else.
     request = next(each for each in site.generating() if each.connection in {c.number for c in site.server.connections})
     assert not request.done
@@ -96,7 +96,7 @@ async def test_many_that_do_not_read(site: Site) -> None:
     assert memory(pid) - before < 50 * 3 * MIB
     started = time.monotonic()
     assert (await site.daemon.ask("GET", "/health")).status == 200
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 3
     for client in clients:
         client.leave(reset=True)
     await idle(site.daemon)
