@@ -174,7 +174,10 @@ class Admin:
         server_id = _id(request, "server")
         await servers.update(self._database, server_id, await _body(request))
         await self._directory.refresh()
-        return web.json_response({"ok": True, **server_row(self._directory.servers[server_id])})
+        server = self._directory.servers.get(server_id)
+        if server is None:  # removed meanwhile
+            raise NotFound(f"there is no server {server_id}")
+        return web.json_response({"ok": True, **server_row(server)})
 
     async def delete_server(self, request: web.Request) -> web.Response:
         await servers.remove(self._database, _id(request, "server"))

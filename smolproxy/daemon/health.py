@@ -20,6 +20,8 @@ from smolproxy.daemon.servers import Server
 log = structlog.get_logger("smolproxy")
 
 _ASK_AGAIN = 60.0  # seconds between questions for models and slots
+_LOOK = 5.0  # seconds between looks whether it is time for that, where there are no probes
+_ANSWERING = ("up", "busy")
 
 
 def is_loading(status: int, answer: Any) -> bool:
@@ -42,17 +44,22 @@ class Health:
         self._up = asyncio.Event()
 
     async def watch(self, server: Server, known: Callable[[], bool]) -> None:
-        """Probe a server for as long as it is ``known``."""
+        """Probe a server for as long as it is ``known``; without probes it is only asked for models and slots."""
+        interval = self._settings.probe_interval
         asked = float("-inf")
         while known():
             if server.record.active:
-                was_up = server.state in ("up", "busy")
-                await self.probe(server)
+                came_up = False
+                if interval:
+                    was_up = server.state in _ANSWERING
+                    await self.probe(server)
+                    came_up = server.state in _ANSWERING and not was_up
                 now = time.monotonic()
-                if server.state in ("up", "busy", "wrong_key") and (not was_up or now - asked >= _ASK_AGAIN):
+                due = now - asked >= _ASK_AGAIN and (not interval or server.state in _ANSWERING)
+                if came_up or due or server.state == "wrong_key":
                     await self.discover(server)
                     asked = now
-            await asyncio.sleep(self._settings.probe_interval or 5.0)
+            await asyncio.sleep(interval or _LOOK)
 
     async def probe(self, server: Server) -> None:
         """Ask for the server's health once and note the answer."""

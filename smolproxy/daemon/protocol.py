@@ -57,7 +57,7 @@ class Protocol(web.RequestHandler):
 
         Its message is not passed on: it quotes the request, which may hold a key.
         """
-        if isinstance(exc, ConnectionError) or request.writer.output_size > 0:
+        if isinstance(exc, ConnectionError):
             raise ConnectionError("nobody is left to answer")
         request_id = os.urandom(12).hex()
         if status == 400:
@@ -66,6 +66,8 @@ class Protocol(web.RequestHandler):
         else:
             log.error("internal error", request_id=request_id, exc_info=exc)
             error = ApiError("internal_error", f"A fault of smolproxy, with the request id {request_id}.")
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun: what ends it is the end of the connection")
         response = error_response(error)
         response.headers.update({"x-request-id": request_id, "Server": "smolproxy"})
         response.force_close()
