@@ -25,6 +25,10 @@ def test_digest_is_sha256_in_hex() -> None:
     assert tokens.digest("sk-abc") == hashlib.sha256(b"sk-abc").hexdigest()
 
 
+def test_undecodable_bytes_of_a_header_are_told_apart() -> None:
+    assert len({tokens.digest(key) for key in ("\udc80", "\udcff", "?", "\ufffd", "\ud800\udc00", "\U00010000")}) == 6
+
+
 def test_prefix_shows_eight_characters() -> None:
     assert tokens.prefix("sk-0123456789abcdef") == "sk-01234567"
     assert tokens.prefix("x") == "x"

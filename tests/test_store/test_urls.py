@@ -20,6 +20,7 @@ from smolproxy.errors import Invalid
         ("http://host:1/v1/", "http://host:1"),
         ("http://host/llama/v1//", "http://host/llama"),
         ("http://host/Llama/a%20b/", "http://host/Llama/a%20b"),
+        ("http://host/v1/v1", "http://host"),
         ("http://host/v1x", "http://host/v1x"),
         ("http://host/path@2", "http://host/path@2"),
         ("http://[::1]:8080/", "http://[::1]:8080"),
