@@ -51,9 +51,10 @@ class Environment:
         named = flag or self.get("CONFIG_PATH")
         return Path(named or "config.yaml"), named is not None
 
-    def run(self, work: Callable[[Database], Awaitable[T]]) -> T:
+    def run(self, work: Callable[[Database], Awaitable[T]], *, readonly: bool = False) -> T:
         """Return the result of ``work`` with the opened database.
 
+        :param readonly: for long reports, which then do not keep the write-ahead log from being emptied.
         :raises SmolproxyError: what ``work`` raises; DatabaseError if the file cannot be used.
         """
         import asyncio
@@ -61,7 +62,10 @@ class Environment:
         from smolproxy.store.database import Database
 
         async def opened() -> T:
-            db = await Database.open(self.database())
+            db = await Database.open(self.database())  # also makes or migrates the file
+            if readonly:
+                await db.close()
+                db = await Database.open(self.database(), readonly=True)
             try:
                 return await work(db)
             finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 CLEAR = "none"
@@ -25,11 +27,10 @@ def secret(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     """Return an option's value, or the line on standard input for ``-``: that is in no process list and no history."""
     if value != "-":
         return value
-    stdin = click.get_text_stream("stdin")
-    if stdin.isatty():
-        line: str = click.prompt(str(param.name), hide_input=True, err=True)
+    if sys.stdin.isatty():
+        line = str(click.prompt(str(param.name), hide_input=True, err=True))
     else:
-        line = stdin.readline()
+        line = sys.stdin.readline()
     if not line.strip():
         raise click.BadParameter("there is none on standard input", ctx, param)
     return line.strip()

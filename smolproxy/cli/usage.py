@@ -134,7 +134,7 @@ def usage(
             return rows, []
         return rows, await (store.summary_by(db, where, by) if by else store.summary(db, where))
 
-    rows, sums = env.run(work)
+    rows, sums = env.run(work, readonly=True)
     groups = by or ("key", "model")
     if as_json:
         output.print_json({"logs": rows, "summary": sums})
