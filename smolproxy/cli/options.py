@@ -27,10 +27,8 @@ def secret(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     """Return an option's value, or the line on standard input for ``-``: that is in no process list and no history."""
     if value != "-":
         return value
-    if sys.stdin.isatty():
-        line = str(click.prompt(str(param.name), hide_input=True, err=True))
-    else:
-        line = sys.stdin.readline()
+    interactive = sys.stdin.isatty()
+    line = str(click.prompt(str(param.name), hide_input=True, err=True)) if interactive else sys.stdin.readline()
     if not line.strip():
         raise click.BadParameter("there is none on standard input", ctx, param)
     return line.strip()
