@@ -101,6 +101,7 @@ async def test_a_stuck_server_does_not_delay_another(site: Site) -> None:
         server.close()
         for writer in accepted:
             writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in accepted), return_exceptions=True)
     rows = "SELECT outcome FROM usage WHERE real_model_name = 'stuck'"
     await until(lambda: len(daemon.rows(rows)) == 150, 20)
     assert {row["outcome"] for row in daemon.rows(rows)} == {"client_disconnect"}

@@ -31,15 +31,20 @@ class Unruly:
     def __init__(self) -> None:
         self.served: Counter[str] = Counter()
         self.reused = 0
+        self.open = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        self.open += 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             count = 0
             while await self.answer(reader, writer):
                 count += 1
                 self.reused += count > 1
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        self.open -= 1
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; whether the connection lives on."""
@@ -155,4 +160,5 @@ async def test_each_answer_is_its_users_own(daemon: Daemon) -> None:
     count = "SELECT count(*) AS n FROM usage WHERE real_model_name = 'unruly'"
     await until(lambda: daemon.rows(count)[0]["n"] >= sum(statuses.values()))
     await daemon.admin("DELETE", f"/servers/{server_id}")
+    await until(lambda: not unruly.open)
     server.close()
