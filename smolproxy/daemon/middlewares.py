@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
+from smolproxy.daemon.bodies import too_large
 from smolproxy.daemon.protocol import BROKEN_BODY, error_response, malformed
-from smolproxy.daemon.proxy import too_large
 from smolproxy.errors import ApiError, SmolproxyError
 
 log = structlog.get_logger("smolproxy")

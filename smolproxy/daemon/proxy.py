@@ -23,6 +23,7 @@ from smolproxy.core.endpoints import Endpoint
 from smolproxy.core.limiter import Limiter, LimitReached
 from smolproxy.core.limits import model_allowed
 from smolproxy.daemon import auth, relay
+from smolproxy.daemon.bodies import Bodies
 from smolproxy.daemon.counting import PATIENCE
 from smolproxy.daemon.directory import Directory
 from smolproxy.daemon.exchange import Exchange
@@ -64,6 +65,7 @@ class Proxy:
         self._limiter = limiter
         self._instance = instance
         self._sender = Sender(settings, health, instance)
+        self._bodies = Bodies(settings.max_body_mib)
 
     async def handle(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
         """Serve one request for ``endpoint``.
@@ -74,7 +76,7 @@ class Proxy:
         if request.headers.get(LOOP_HEADER) == self._instance:
             raise ApiError("loop_detected", "A server of smolproxy is smolproxy itself; its administrator can help.")
         key = await auth.user(request, self.directory)
-        body = await self._read(request)
+        body = await self._bodies.read(request)
         call, fields = calls.parse(endpoint, body)
         self._check_fields(key, call, fields)
         model, servers = self._resolve(call, key)
@@ -125,15 +127,6 @@ class Proxy:
         exchange = self.exchanges.get(protocol)
         if exchange is not None:
             exchange.interrupt("client")
-
-    async def _read(self, request: web.Request) -> bytes:
-        limit = self.settings.max_body_mib
-        length = request.content_length
-        if limit and length is not None and length > limit * 1024 * 1024:
-            raise too_large(limit)
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return await request.read()
 
     def _resolve(self, call: Call, key: Key) -> tuple[str, tuple[Server, ...]]:
         name = call.model or self.settings.default_model
@@ -204,8 +197,3 @@ class Proxy:
             exchange.outcome = "client_disconnect"
             settling = relay.settle_cut_short(exchange, exchange.status or 499, exchange.outcome)
             self.tasks.start(settling, f"settle {exchange.request_id}")
-
-
-def too_large(limit: float) -> ApiError:
-    """The answer to a body beyond the limit (MiB)."""
-    return ApiError("body_too_large", f"The body is larger than {limit:g} MiB, the limit here (max_body_mib).")

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDict
 from yarl import URL
 
 from smolproxy.config import Settings
@@ -22,6 +24,9 @@ KEEP_ALIVE = 4.0
 
 VANISHED_MODELS_STAY = 600.0
 """Seconds for which a model that a server no longer lists is still sent there."""
+
+# A larger body is sent in pieces of this size: given at once, all of it would be copied into the connection's buffer.
+_AT_ONCE = 256 * 1024  # bytes
 
 _FOUND_DEAD = 1.0  # seconds within which a dead connection shows
 
@@ -183,6 +188,10 @@ class Server:
         _attempt.set(attempt)
         attempt.wait()
         try:
+            if len(body) > _AT_ONCE:
+                sized = CIMultiDict(headers)
+                sized["Content-Length"] = str(len(body))
+                return await session.post(url, data=_pieces(body), headers=sized, allow_redirects=False)
             return await session.post(url, data=body, headers=headers, allow_redirects=False)
         except asyncio.CancelledError:
             if not attempt.expired:
@@ -222,6 +231,11 @@ class Server:
         await self._session.close()
         if self._fresh_session is not None:
             await self._fresh_session.close()
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), _AT_ONCE):
+        yield body[at : at + _AT_ONCE]
 
 
 class SendError(Exception):
