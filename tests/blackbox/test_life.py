@@ -165,8 +165,8 @@ async def test_the_config_file_is_loaded_anew_by_sighup_and_a_stream_goes_on(pla
 
         (place.daemon.folder / "config.yaml").write_text("servers: 5\nsettings: {retention_days: never}\n")
         place.daemon.signal(signal.SIGHUP)
-        problems = await until(lambda: place.daemon.logged("config file not loaded"))
-        assert len(problems) == 2
+        await until(lambda: len(place.daemon.logged("config file not loaded")) == 2)
+        problems = place.daemon.logged("config file not loaded")
         assert "config.yaml:1:" in problems[0]["problem"]
         assert "config.yaml:2:" in problems[1]["problem"]
         assert [row["name"] for row in await place.daemon.admin("GET", "/servers")] == names
