@@ -78,7 +78,7 @@ class Llama:
                 return slots
             await asyncio.sleep(0.05)
 
-    async def idle(self, within: float = 20.0) -> None:
+    async def idle(self, within: float = 60.0) -> None:
         """Wait until no slot is at work.
 
         A question in between puts off that the server notices a client of a plain request that left, so there are few.

@@ -56,12 +56,13 @@ def main(model: str, address: Path) -> None:
     params.port = 0
     params.n_parallel = SLOTS
     params.n_ctx = SLOTS * 2048
+    params.n_batch = params.n_ubatch = 128  # so that a long prompt can be left in its middle
     params.endpoint_metrics = True
     params.embedding = True
     params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     params.use_jinja = True
     params.chat_template = TEMPLATE
-    params.cpuparams.n_threads = min(4, os.cpu_count() or 1)
+    params.cpuparams.n_threads = 1  # several wait for each other, which takes ages where others are at work too
     server = xllamacpp.Server(params)
     written = address.with_suffix(".new")
     written.write_text(server.listening_address)

@@ -22,8 +22,8 @@ TOOL: dict[str, Any] = {
 }
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"colour": {"enum": ["red", "blue"]}, "bright": {"type": "boolean"}},
-    "required": ["colour", "bright"],
+    "properties": {"colour": {"enum": ["red", "blue"]}},
+    "required": ["colour"],
 }
 
 
@@ -160,24 +160,20 @@ async def test_the_cached_part_of_a_second_identical_prompt(user: User, llama: L
     assert [row["prompt_tokens"] for row in rows] == [counted.prompt for counted in counts]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-async def test_an_answer_that_fits_a_schema(user: User, llama: Llama, stream: bool) -> None:
+async def test_an_answer_that_fits_a_schema(user: User, llama: Llama) -> None:
     before = await llama.counters()
-    answer: Any = await user.client.chat.completions.create(
+    stream = await user.client.chat.completions.create(
         model=user.model,
-        messages=says("Describe the sky."),
+        messages=says('Say {"colour": "red"} or {"colour": "blue"}.'),
         response_format={"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA}},
-        max_tokens=200,
+        max_tokens=60,
         temperature=0,
-        stream=stream,
+        stream=True,
     )
-    if stream:
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
-    else:
-        text = answer.choices[0].message.content
-    assert set(json.loads(text)) == {"colour", "bright"}
+    text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert json.loads(text)["colour"] in ("red", "blue")
     counted = (await llama.counters()).since(before)
-    assert numbers(user.row_of(answer)) == (counted.prompt, counted.cached, counted.generated)
+    assert numbers(user.row_of(stream)) == (counted.prompt, counted.cached, counted.generated)
 
 
 async def test_a_streamed_tool_call(user: User, llama: Llama) -> None:
@@ -192,10 +188,10 @@ async def test_a_streamed_tool_call(user: User, llama: Llama) -> None:
     before = await llama.counters()
     stream = await user.client.chat.completions.create(
         model=user.model,
-        messages=[*called("Rome", "sunny"), *called("Paris", "rain"), *called("Rome", "fog"), *says("Weather in Paris?")],
+        # two calls before, so that even a small model knows what to do
+        messages=[*called("Rome", "sunny"), *called("Paris", "rain"), *says("Weather in Paris?")],
         tools=[TOOL],  # type: ignore[list-item]
-        tool_choice="required",
-        max_tokens=300,
+        max_tokens=40,
         temperature=0,
         stream=True,
     )
