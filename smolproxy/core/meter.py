@@ -158,13 +158,13 @@ class StreamMeter:
         index = _INDEX.search(head)
         self._large_index = self.tally.known(int(index[1])) if index else 0
         self._large_finished = _FINISHED.search(head) is not None
+        self._note_usage(head)
         if b'"choices"' in head:
             self.tally.deltas += 1
 
     def _end_of_large(self, tail: bytes) -> bytes:
         index = self._large_index
-        for match in _USAGE.finditer(tail):
-            self.tally.add_usage(jsontext.read_at(tail, match.end()), index, alone=False)
+        self._note_usage(tail)
         if finished := self._large_finished or _FINISHED.search(tail) is not None:
             self.tally.finished.add(index)
         at = _timings_at_end(tail)
@@ -173,6 +173,11 @@ class StreamMeter:
         self._unread = None
         self.tally.add_timings(jsontext.read_at(tail, at + len(_LAST_TIMINGS) - 1), index)
         return tail if finished or not self._strip_timings else _without_timings(tail, at)
+
+    def _note_usage(self, part: bytes) -> None:
+        """Note the usage that an end of a large event tells."""
+        for match in _USAGE.finditer(part):
+            self.tally.add_usage(jsontext.read_at(part, match.end()), self._large_index, alone=False)
 
     def _event(self, event: bytes) -> bytes:
         """Take in one event; return what goes to the client now."""

@@ -143,7 +143,7 @@ class Tally:
         usage, timings = chunk.get("usage"), chunk.get("timings")
         if type(usage) is dict:
             self.add_usage(usage, index, alone=alone)
-            if (alone or finished) and index in self._unclosed:
+            if index in self._unclosed:
                 self._unclosed.remove(index)
         if "prompt_progress" not in chunk:  # while it is told, the prompt is not yet processed
             self.add_timings(timings, index)

@@ -270,6 +270,12 @@ def test_odd_streams_pass_byte_for_byte(stream: bytes) -> None:
         ('{ "choices" : [ {"text":"x"} ] , "timings" : { "predicted_n" : 1 } }', '{ "choices" : [ {"text":"x"} ] }'),
         ('{"choices":[{"text":"x"}],"timings":{"a":{"b":"}"}},"z":1}', '{"choices":[{"text":"x"}],"z":1}'),
         ('{"choices":[{"text":"x"}],"timings":{"a":{"b":"}"}}}', '{"choices":[{"text":"x"}]}'),
+        ('{"choices":[{"finish_reason":null}],"timings":{"a":{"b":1}}}', '{"choices":[{"finish_reason":null}]}'),
+        (
+            '{"choices":[{"finish_reason":null}],"timings":{"a":1},"z":{"y":1}}',
+            '{"choices":[{"finish_reason":null}],"z":{"y":1}}',
+        ),
+        ('{"choices":[{"text":"x","finish_reason":"stop"}],"timings":{"a":1}}', None),
         ('{"choices":[{"text":"x","timings":{"a":1}}],"z":{"timings":{}}}', None),
         ('{"choices":[{"text":"\\"timings\\":{\\"predicted_n\\":9}"}]}', None),
         ('{"choices":[{"text":",\\"timings\\":{}}"}]}', None),
@@ -325,6 +331,18 @@ def test_an_event_goes_out_with_its_last_byte_whatever_follows_it() -> None:
     assert meter.broken_event  # a comment has begun
     assert meter.feed(b" hi\n") == b" hi\n"
     assert not meter.broken_event
+
+
+def test_no_event_is_taken_for_complete_before_its_end() -> None:
+    meter = StreamMeter(call())
+    assert meter.feed(CONTENT[:-1] + b"x") == b""
+    assert meter.settle().deltas == 0
+    assert meter.feed(b"\n\n") == CONTENT[:-1] + b"x\n\n"
+    assert meter.feed(b"data: 1\n") == b""
+    assert meter.feed(CONTENT) == b"data: 1\n" + CONTENT
+    assert meter.feed(b": within a comment ") != b""
+    assert meter.feed(DONE) == DONE
+    assert not meter.done
 
 
 def test_the_finish_chunk_waits_for_the_usage_chunk() -> None:
@@ -403,6 +421,25 @@ def test_portions_of_large_events_do_not_matter(cuts: list[int], more: int, fini
     assert state(at_once) == state(split)
 
 
+@pytest.mark.parametrize("size", [10**7, 1000])
+def test_what_large_events_tell(size: int) -> None:
+    """The same, whether they come whole or in parts: what stands at their beginning and at their end."""
+    text, pad = "x" * sse.MAX_EVENT, "p" * sse.EDGE
+    told = {"prompt_tokens": 1, "completion_tokens": 2}
+    for value, counts, complete in (
+        ({"choices": [{"finish_reason": "stop", "delta": {"content": text}}], "timings": timings(4)}, (7, 3, 4), True),
+        ({"choices": [{"text": text, "finish_reason": "stop"}], "timings": timings(4)}, (7, 3, 4), True),
+        ({"choices": [{"text": text}], "usage": told}, (1, None, 2), False),
+        ({"usage": told, "choices": [{"text": text}]}, (1, None, 2), False),
+        ({"choices": [{"text": text}], "usage": told, "pad": pad + text}, (None, None, 1), False),
+        ({"pad": text}, (None, None, None), False),
+    ):
+        meter = StreamMeter(call())
+        data = event(value)
+        assert run(meter, *(data[i : i + size] for i in range(0, len(data), size))) == data
+        assert (meter.settle().counts()[0], meter.complete) == (counts, complete)
+
+
 @pytest.mark.parametrize("start", [b'data: {"choices":[{"text":"', b":", b"garbage", b""])
 def test_a_line_without_end_passes_with_little_memory(start: bytes) -> None:
     meter = StreamMeter(call())
@@ -460,6 +497,13 @@ def test_a_plain_answer_that_python_cannot_parse_is_searched() -> None:
     meter.feed(b'{"x":' + b"9" * 5000 + b',"usage":{"prompt_tokens":1,"completion_tokens":2}}')
     tally, answer = meter.settle()
     assert (tally.counts(), answer) == (((1, None, 2), "usage"), None)
+
+
+def test_usage_across_the_edge_of_what_is_kept_first() -> None:
+    usage = b'"usage":{"prompt_tokens":1,"completion_tokens":2}'
+    meter = PlainMeter(call(stream=False))
+    meter.feed(b'{"x":' + b"9" * (64 * 1024 - 30) + b"," + usage + b"}")
+    assert meter.settle()[0].counts() == ((1, None, 2), "usage")
 
 
 def test_text_in_a_long_plain_answer_is_no_usage() -> None:

@@ -119,6 +119,7 @@ def test_of_nothing_there_is_no_usage() -> None:
 
 def test_usage_beats_timings() -> None:
     assert booked(ROLE, chunk(), told(usage(25, 3, 20), timings=timings(1, 1, 1))) == (Counts(25, 20, 3), "usage")
+    assert booked(ROLE, chunk(), told(usage(25, 3, 20), timings=timings(50, 50, 50))) == (Counts(25, 20, 3), "usage")
 
 
 def test_timings_with_the_cached_part() -> None:
@@ -158,6 +159,8 @@ def test_usage_in_every_chunk() -> None:
     assert booked(ROLE, *parts) == (Counts(9, None, 3), "usage")
     assert booked(ROLE, *parts, chunk({}, finish="stop", usage=usage(9, 4)), DONE) == (Counts(9, None, 4), "usage")
     assert booked(ROLE, *parts, told(usage(9, 5)), DONE) == (Counts(9, None, 5), "usage")
+    parts = [chunk(usage=usage(9, made), timings=timings(1, 1)) for made in (1, 2, 3)]
+    assert booked(ROLE, *parts) == (Counts(9, None, 3), "usage")
     alone = [told(usage(9, made)) for made in (1, 2, 3)]
     assert booked(ROLE, *alone, DONE) == (Counts(9, None, 3), "usage")
     assert booked(told(usage(9, 0)), chunk(), chunk({}, finish="stop", usage=usage(9, 7))) == (
@@ -231,6 +234,7 @@ def test_a_usage_chunk_for_each_choice() -> None:
     assert booked(*parts, n=2) == (Counts(7, 2, 5), "usage")
     late = [chunk({}, 0, "stop"), chunk({}, 1, "stop"), told(usage(7, 3)), told(usage(7, 2)), DONE]
     assert booked(*late, n=2) == (Counts(7, None, 5), "usage")
+    assert booked(late[0], *late, n=2) == (Counts(7, None, 5), "usage")  # an end told twice is one end
 
 
 def test_one_usage_chunk_for_all_choices() -> None:
@@ -238,6 +242,8 @@ def test_one_usage_chunk_for_all_choices() -> None:
     assert booked(*parts, n=2) == (Counts(7, None, 5), "usage")
     parts = [*parts[:-2], chunk({}, 0, "stop", usage=usage(7, 5)), DONE]
     assert booked(*parts, n=2) == (Counts(7, None, 5), "usage")
+    ends = [piece("", 0, "stop"), piece("", 1, "stop", usage=usage(7, 5))]
+    assert booked(*ends, endpoint=TEXT, prompt=["a", "b"]) == (Counts(7, None, 5), "usage")
 
 
 def test_usage_in_every_chunk_of_several_choices() -> None:
@@ -282,6 +288,7 @@ def test_choices_that_were_not_asked_for() -> None:
         meter = StreamMeter(call(n=2))
         run(meter, part * 3)
         assert meter.settle().counts() == (Counts(4, None, 2), "timings")
+        assert meter.tally.finished == {0}
         assert not meter.complete
     assert booked(event({"choices": [None, "x", 3], "usage": usage(1, 2)})) == (Counts(1, None, 2), "usage")
 
