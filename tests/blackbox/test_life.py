@@ -214,8 +214,9 @@ async def test_the_log_is_lines_of_json_and_quiet_if_so_set(make_daemon: Make) -
     assert len(lines) == len([json.loads(line) for line in lines])
     assert not daemon.logged("request")
 
-    daemon.configure({"settings": {"log_format": "console", "log_level": "warning"}})
-    process = daemon.spawn()
-    await asyncio.sleep(0)
-    process.terminate()
-    await asyncio.to_thread(process.wait, 20)
+    daemon.configure({"settings": {"log_format": "console"}})
+    before = len(lines)
+    daemon.spawn()
+    await until(lambda: "listening" in "".join(daemon.log_text().splitlines()[before:]), timeout=30)
+    assert daemon.stop() == 0
+    assert not [line for line in daemon.log_text().splitlines()[before:] if line.startswith("{")]
