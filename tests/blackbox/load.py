@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
+
 from smolproxy.standin import Reply, StandIn
 
 from .harness import Daemon, environment
@@ -160,7 +162,9 @@ async def watched_stream(daemon: Daemon, key: str) -> AsyncIterator[Watched]:
                 last = now
 
         body = {"model": "watched", "stream": True, "messages": [{"role": "user", "content": "count"}]}
-        async with daemon.open("POST", "/v1/chat/completions", key=key, json=body) as response:
+        unlimited = aiohttp.ClientTimeout(total=None)
+        asking = daemon.open("POST", "/v1/chat/completions", key=key, json=body, timeout=unlimited)
+        async with asking as response:
             watching = asyncio.create_task(watch(response))
             yield watched
             assert not watching.done(), "the stream has ended"
