@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import secrets
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -137,7 +139,11 @@ def _serve(db: Path, port: int, admin_key: str) -> int:
     from smolproxy.config import ServeOptions
     from smolproxy.daemon import lifecycle
 
-    return lifecycle.run(ServeOptions(host=_HOST, port=port, db=db, admin_key=admin_key))
+    try:
+        return lifecycle.run(ServeOptions(host=_HOST, port=port, db=db, admin_key=admin_key))
+    finally:  # from here on it is only cleaned up: who is asked to end again need not leave that half done
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _free_port(port: int) -> int:
@@ -145,14 +151,18 @@ def _free_port(port: int) -> int:
 
     :raises Invalid: the port cannot be listened on.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError as error:
-            raise Invalid(f"cannot listen on {_HOST} port {port}: {error.strerror}; try `--port 0`") from error
-        number: int = probe.getsockname()[1]
-        return number
+    # Not one that the system gives to clients: asking such a port whether it is listened on may connect to itself.
+    candidates = [port] if port else random.sample(range(20_000, 30_000), 100)
+    for candidate in candidates:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, candidate))
+            except OSError as error:
+                reason = error.strerror
+            else:
+                return candidate
+    raise Invalid(f"cannot listen on {_HOST} port {port}: {reason}; try `--port 0`")
 
 
 def _fill(db: Path, server_url: str) -> str:
