@@ -345,6 +345,18 @@ def test_no_event_is_taken_for_complete_before_its_end() -> None:
     assert not meter.done
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_end_in_three_ways(end: bytes) -> None:
+    stream = b": c" + end + (b"data: 1" + end + end) * 2 + b":" + end + b"data: [DONE]" + end + end
+    for size in (1, 5, len(stream)):
+        meter = StreamMeter(call())
+        assert run(meter, *(stream[i : i + size] for i in range(0, len(stream), size))) == stream
+        assert meter.done
+    meter = StreamMeter(call())
+    assert run(meter, b"data: 1\r\rdata: [DONE]\n\n") == b"data: 1\r\rdata: [DONE]\n\n"
+    assert meter.done
+
+
 def test_the_finish_chunk_waits_for_the_usage_chunk() -> None:
     meter = StreamMeter(call())
     assert meter.feed(FINISH) == b""
@@ -375,6 +387,14 @@ def test_another_event_lets_the_finish_chunk_go(after: bytes) -> None:
     assert meter.feed(FINISH) == b""
     assert meter.feed(DONE) == FINISH
     assert meter.close() == b""
+
+
+def test_text_after_the_finish_chunk_does_not_overtake_it() -> None:
+    text = event({"choices": [{"finish_reason": None, "index": 0, "delta": {"content": "x"}}], "timings": timings(1)})
+    meter = StreamMeter(call())
+    assert meter.feed(text) == CONTENT
+    assert meter.feed(FINISH) == b""
+    assert meter.feed(text) == FINISH + CONTENT
 
 
 def test_the_finish_chunk_does_not_wait_without_need() -> None:

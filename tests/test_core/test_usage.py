@@ -384,6 +384,8 @@ def test_the_first_token(part: bytes) -> None:
     ):
         meter.feed(silent)
         assert not meter.started
+    meter.feed(chunk({"role": "assistant", "content": None}, timings=timings(3, 0)))
+    assert not meter.started
     meter.feed(part)
     assert meter.started
     assert meter.settle().deltas == 1
