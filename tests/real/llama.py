@@ -10,8 +10,6 @@ import os
 import sys
 from pathlib import Path
 
-import xllamacpp
-
 SLOTS = 4
 # Qwen's way of calling tools, in few words: the template that comes with the model knows none, and without one
 # llama.cpp cannot make a model call them.
@@ -51,6 +49,8 @@ TEMPLATE = r"""
 
 
 def main(model: str, address: Path) -> None:
+    import xllamacpp  # here, so that SLOTS can be had without it
+
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.port = 0
