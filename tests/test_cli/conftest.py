@@ -28,8 +28,9 @@ def run():
     except TypeError:
         runner = CliRunner()
 
-    def invoke(*args, exit_code=0):
-        result = runner.invoke(cli, [str(arg) for arg in args], prog_name="smolproxy", catch_exceptions=False)
+    def invoke(*args, exit_code=0, stdin=None):
+        arguments = [str(arg) for arg in args]
+        result = runner.invoke(cli, arguments, input=stdin, prog_name="smolproxy", catch_exceptions=False)
         assert result.exit_code == exit_code, (result.stdout, result.stderr)
         return result
 

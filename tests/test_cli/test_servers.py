@@ -1,9 +1,14 @@
 """smolproxy servers, but for check."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import smolproxy
 from smolproxy.store import servers
 
 
@@ -157,3 +162,32 @@ def test_an_unknown_or_impossible_id(fails, misused, args):
     command, *rest = args
     assert fails("servers", command, 77, *rest) == "there is no server 77"
     assert "ID" in misused("servers", command, 0, *rest)
+
+
+def test_a_key_may_come_by_standard_input(run, db):
+    run("servers", "add", "gpu", "http://a", "--api-key", "-", stdin="s3cret\nmore\n")
+    assert db(servers.get, 1).api_key == "s3cret"
+    run("servers", "update", 1, "--api-key", "-", stdin="  other  ")
+    assert db(servers.get, 1).api_key == "other"
+    result = run("servers", "update", 1, "--api-key", "-", stdin="", exit_code=2)
+    assert "there is none on standard input" in result.stderr
+    assert db(servers.get, 1).api_key == "other"
+
+
+def test_a_key_is_asked_for_at_a_terminal_and_not_shown(db):
+    keyboard, terminal = os.openpty()
+    command = [sys.executable, "-m", "smolproxy", "servers", "add", "gpu", "http://a", "--api-key", "-"]
+    env = {**os.environ, "PYTHONPATH": str(Path(smolproxy.__file__).parent.parent)}
+    with subprocess.Popen(
+        command, env=env, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal, start_new_session=True
+    ) as process:
+        os.close(terminal)
+        shown = os.read(keyboard, 1000)  # what is typed before is forgotten
+        assert b"key" in shown
+        os.write(keyboard, b"s3cret\n")
+        assert process.stdout.read() == b"server 1 (gpu) is added\n"
+        shown += os.read(keyboard, 1000)
+    os.close(keyboard)
+    assert process.returncode == 0
+    assert b"s3cret" not in shown
+    assert db(servers.get, 1).api_key == "s3cret"
