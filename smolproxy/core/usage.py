@@ -107,6 +107,12 @@ class Tally:
         return len(self.finished) >= self.choices
 
     @property
+    def told(self) -> bool:
+        """Whether a usage object has told prompt and completion."""
+        counts = self._closing.get(0)
+        return counts is not None and counts.prompt is not None and counts.completion is not None
+
+    @property
     def prompt_ms(self) -> float | None:
         """Time the server spent on the prompt, milliseconds; of choices side by side the longest."""
         return max((prompt for prompt, _ in self._times.values() if prompt is not None), default=None)
@@ -194,6 +200,8 @@ class Tally:
         """Add up one count per choice: the choices of a prompt share it, each prompt has its own."""
         if not parts:
             return None
+        if self.choices == 1:
+            return parts.get(0)
         each = max(1, self.choices // self._prompts)  # choices of each prompt
         prompts: dict[int, int] = {}
         cached: dict[int, int] = {}

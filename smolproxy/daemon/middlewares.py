@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -32,6 +33,8 @@ def outermost(
 
     :param guard: raises for whom the admin API does not open; ``None``: there is no admin API.
     """
+
+    access = log.bind()  # looked up once: every request makes a line
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -62,7 +65,7 @@ def outermost(
             response = error_response(ApiError("internal_error", message))
         finally:
             if access_log:
-                _log_access(request, response, started)
+                _log_access(access, request, response, started)
         if not response.prepared:
             response.headers["x-request-id"] = request["id"]
             response.headers["Server"] = "smolproxy"
@@ -107,13 +110,13 @@ def _of_aiohttp(error: web.HTTPException, max_body_mib: float) -> ApiError:
     return ApiError("internal_error", error.reason)
 
 
-def _log_access(request: web.Request, response: web.StreamResponse | None, started: float) -> None:
+def _log_access(access: Any, request: web.Request, response: web.StreamResponse | None, started: float) -> None:
     duration = round((time.perf_counter() - started) * 1000, 1)
     status = response.status if response is not None else 499
     exchange = request.get("exchange")
     if exchange is None:
         key = request.get("key")
-        log.info(
+        access.info(
             "request",
             request_id=request["id"],
             method=request.method,
@@ -124,7 +127,7 @@ def _log_access(request: web.Request, response: web.StreamResponse | None, start
         )
         return
     usage = exchange.usage
-    log.info(
+    access.info(
         "request",
         request_id=exchange.request_id,
         method=request.method,
