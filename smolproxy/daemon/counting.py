@@ -35,7 +35,9 @@ async def settle_plain(server: Server, call: Call, model: str, tally: Tally, ans
     if call.endpoint.generates and type(choices) is list and choices and (completion is None or len(choices) > 1):
         completion = await _completion(questions, call, completion, choices, read_timings(answer.get("timings")))
     if prompt is None or call.prompts > 1:
-        prompt = max(prompt or 0, sum(await _prompt_counts(questions, call)))
+        counted = sum(await _prompt_counts(questions, call))
+        if prompt is None or not questions.unanswered:  # an estimate is no better than what the server told
+            prompt = max(prompt or 0, counted)
     return Usage(prompt, cached or 0, completion or 0, source, tally.prompt_ms, tally.predicted_ms)
 
 
@@ -168,6 +170,8 @@ async def _completion(
         return sum(choice.tokens(limit, 1) for choice in read)
     if timings is not None and timings.completion is not None:
         covers_all = told > timings.completion  # which is of the first choice
+    elif questions.unanswered:
+        covers_all = True  # no llama-server: others tell all choices
     else:
         only_first = first.tokens(limit, 1)
         everything = only_first + sum(choice.tokens(limit, 1) for choice in others)

@@ -67,6 +67,7 @@ class Questions:
 
     def __init__(self, server: Server, model: str, patience: float) -> None:
         self.model = model
+        self.unanswered = False  # whether one of them was not answered
         self._server = server
         self._deadline = time.monotonic() + patience
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -75,13 +76,16 @@ class Questions:
         """Return the server's answer, ``None`` if it gave none."""
         async with self._turns:
             left = self._deadline - time.monotonic()
-            if left <= 0:
-                return None
-            try:
-                status, answer = await self._server.ask(method, path, left, body)
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError):
-                return None
-        return answer if status == 200 else None
+            if left > 0:
+                try:
+                    status, answer = await self._server.ask(method, path, left, body)
+                except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError):
+                    pass
+                else:
+                    if status == 200:
+                        return answer
+        self.unanswered = True
+        return None
 
     async def field(self, path: str, body: Any, *names: str) -> Any:
         """Return the first of the named fields that the answer to ``body`` has, ``None`` if it has none."""
