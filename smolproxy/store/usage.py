@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any, NamedTuple
 
 from smolproxy.errors import Invalid
@@ -52,9 +53,9 @@ class UsageFilter:
     until: int | None = None  # exclusive
 
 
-_INSERT = " ".join(
-    ("INSERT INTO usage (", ", ".join(UsageRow._fields), ") VALUES (", ", ".join("?" * len(UsageRow._fields)), ")")
-)
+_MOST_AT_ONCE = 64  # rows of one statement: bounds the texts that the connection keeps prepared
+_VALUES = f"({', '.join('?' * len(UsageRow._fields))})"
+_INSERT = f"INSERT INTO usage ({', '.join(UsageRow._fields)}) VALUES "  # noqa: S608 - names of this file
 _LOGS = """
     SELECT usage.id, usage.created_at, request_id, key_id, keys.name AS user_name, server_id,
            servers.name AS server_name, model_name, real_model_name, endpoint, stream, status, outcome, prompt_tokens,
@@ -71,7 +72,12 @@ async def insert(db: Database, rows: Sequence[UsageRow]) -> None:
 
     :raises Invalid: a row cannot be stored; DatabaseError: the file cannot be written. Either way none was.
     """
-    await db.execute_many(_INSERT, rows)
+    if len(rows) > _MOST_AT_ONCE:
+        await db.execute_many(_INSERT + _VALUES, rows)
+    elif rows:
+        # One statement: the thread lets go of the interpreter at each one that it runs, and then has to wait for a
+        # busy event loop to get it back.
+        await db.fetch_all(_INSERT + ", ".join([_VALUES] * len(rows)), [*chain.from_iterable(rows)])
 
 
 async def logs(db: Database, where: UsageFilter, *, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
