@@ -117,6 +117,19 @@ async def test_choices_of_different_lengths(site: Site) -> None:
     assert used.completion == 4 + 2 + 6
 
 
+async def test_a_first_choice_that_was_made_of_more_tokens_than_its_text_shows_adds_none_to_the_others(
+    site: Site,
+) -> None:
+    answer = {"choices": choices("a b c", "d e"), "usage": usage(9), "timings": {"predicted_n": 9}}
+    assert (await site.settle(call(TEXT, prompt="x", n=2), answer)).completion == 9 + 2 + 1
+
+
+async def test_choices_that_ended_at_once(site: Site) -> None:
+    answer = {"choices": choices("", ""), "usage": usage(1), "timings": {"predicted_n": 1}}
+    assert (await site.settle(call(TEXT, prompt="x", n=2), answer)).completion == 2
+    assert site.asked("/tokenize") == 0
+
+
 async def test_choices_cut_off_have_as_many_tokens_as_the_first_whatever_their_texts_say(site: Site) -> None:
     answer = {"choices": choices("a b c", "a", reason="length"), "usage": usage(50), "timings": {"predicted_n": 50}}
     assert (await site.settle(call(TEXT, prompt="x", n=2), answer)).completion == 100
@@ -196,6 +209,13 @@ async def test_tokens_around_tool_calls_and_reasoning_are_those_of_the_first_cho
     around = 20 - 2  # the stand-in takes name and arguments for two words
     used = await site.settle(call(n=4), answer)
     assert used.completion == 20 + 20 + (2 + 1) + (2 + around)
+
+
+async def test_probabilities_of_a_tool_call_leave_nothing_hidden(site: Site) -> None:
+    message = {"tool_calls": [{"function": {"name": "weather", "arguments": "{}"}}]}
+    told = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": {"content": [{"token": "x"}] * 20}}
+    answer = {"choices": [told, {**told, "logprobs": None}], "usage": usage(20), "timings": {"predicted_n": 20}}
+    assert (await site.settle(call(n=2), answer)).completion == 20 + 1 + 1
 
 
 @pytest.mark.parametrize("choice", [None, {}, {"message": {"tool_calls": [None, {"function": 1}]}}, {"text": 5}])
@@ -411,6 +431,12 @@ async def test_the_slot_of_a_plain_answer(site: Site, slots: Any, made: int) -> 
     site.standin.on["/slots"] = Reply(body=slots)
     used = await site.cut(call(TEXT, prompt="a b c d e"))  # six tokens with the first one
     assert (used.prompt, used.completion) == (6, made)
+
+
+async def test_the_choices_of_a_prompt_share_its_cached_part(site: Site) -> None:
+    site.standin.on["/slots"] = Reply(body=[slot(7), slot(9)])
+    used = await site.cut(call(TEXT, prompt="a b c d e", n=2))
+    assert (used.cached, used.completion) == (1, 16)
 
 
 async def test_a_server_that_tells_no_slots(site: Site) -> None:
