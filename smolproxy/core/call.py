@@ -129,20 +129,23 @@ def parse(endpoint: Endpoint, body: bytes) -> tuple[Call, dict[str, Any]]:
             raise ApiError("invalid_request", "'model' is not valid Unicode.", param="model") from None
     # What a client says in a way that the server will refuse or not heed is left as it is.
     options = fields.get("stream_options")
-    include = options.get("include_usage") if type(options) is dict else options
-    timings = fields.get("timings_per_token")
     call = Call(
         endpoint=endpoint,
         model=model or None,
         stream=fields.get("stream") is True,
         n=_n(fields) if endpoint.generates else 1,
         prompts=_prompts(fields.get("prompt")) if "prompt" in endpoint.prompt_fields else 1,
-        wants_usage=include is not None and include is not False,
-        wants_timings=timings is not None and timings is not False,
+        wants_usage=_said(options.get("include_usage")) if type(options) is dict else options is not None,
+        wants_timings=_said(fields.get("timings_per_token")),
         body=body,
         keys=frozenset(fields),
     )
     return call, fields
+
+
+def _said(switch: Any) -> bool:
+    """Whether a switch that is off by default is anything else than off; 0 is, it is refused."""
+    return switch is not None and switch is not False
 
 
 def _n(fields: Mapping[str, Any]) -> int:

@@ -56,7 +56,8 @@ class Health:
                     came_up = server.state in _ANSWERING and not was_up
                 now = time.monotonic()
                 due = now - asked >= _ASK_AGAIN and (not interval or server.state in _ANSWERING)
-                if came_up or due or server.state == "wrong_key":
+                if came_up or due or server.ask_again or server.state == "wrong_key":
+                    server.ask_again = False
                     await self.discover(server)
                     asked = now
             await asyncio.sleep(interval or _LOOK)
@@ -106,6 +107,12 @@ class Health:
         if state == "up":
             self._up.set()
             self._up = asyncio.Event()
+
+    def answered(self, server: Server) -> None:
+        """Take note that a server has answered a request: whatever was thought of it, it is up."""
+        if server.state not in (*_ANSWERING, "disabled"):
+            self.note(server, "up")
+            server.ask_again = True
 
     async def wait_until_up(self, timeout: float) -> None:
         """Wait until some server is found up.

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -33,6 +34,9 @@ RETRY_LATER = {"Retry-After": "5"}
 """What a client is told that comes when no server can answer."""
 
 
+_LOOK_AGAIN = 2.0  # seconds after which a server that loads is tried again, if no probe has found it up before
+
+
 class Sender:
     """Sends requests to servers.
 
@@ -53,6 +57,7 @@ class Sender:
         tried: list[Server] = []
         fresh = False
         deadline: float | None = None
+        loading: ApiError | None = None
         self._turn += 1
         while True:
             server = selection.choose(servers, self._turn, tried)
@@ -63,7 +68,10 @@ class Sender:
                 exchange.answer = await self._post(request, exchange, server, body, fresh=fresh)
                 error = await self._refusal(exchange, server, exchange.answer)
                 if error is None:
+                    self._health.answered(server)
                     return
+                if error.code == "no_server_available":
+                    loading = error
                 exchange.not_sent()
             except SendError as failure:
                 if failure.stale:
@@ -81,17 +89,16 @@ class Sender:
             fresh = False
             if selection.choose(servers, self._turn, tried) is not None:
                 continue
-            if error.code != "no_server_available":
+            if loading is None:
                 raise error
-            # every server of the model is loading
+            # no server of the model can answer, but one will when it has loaded
             now = time.monotonic()
             deadline = deadline or now + self._settings.loading_timeout
             if now >= deadline:
-                raise error
-            try:
-                await self._health.wait_until_up(deadline - now)
-            except asyncio.TimeoutError:
-                raise error from None
+                raise loading
+            with suppress(asyncio.TimeoutError):
+                await self._health.wait_until_up(min(_LOOK_AGAIN, deadline - now))
+            loading = None
             tried.clear()
 
     async def _post(

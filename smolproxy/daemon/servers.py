@@ -93,6 +93,7 @@ class Server:
         self.record = record
         self.in_flight = 0
         self.last_error: str | None = None
+        self.ask_again = False  # for models and slots, since it has come back
         self.since = time.time()
         self.discovered: dict[str, float] = {}  # model -> when it was last listed (monotonic)
         self._told_slots: int | None = None
