@@ -215,6 +215,7 @@ async def _plain(
 ) -> web.StreamResponse:
     """Relay an answer that is not a stream."""
     meter = PlainMeter(exchange.call)
+    exchange.tally = lambda: meter.settle()[0]
     try:
         body = exchange.peeked or await _read(settings, exchange, upstream)
         while not upstream.content.at_eof() and len(body) <= _SMALL:
