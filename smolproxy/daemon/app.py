@@ -57,7 +57,7 @@ class Daemon:
         async with AsyncExitStack() as opened:
             connections = []
             for readonly in (False, False, True):
-                connections.append(await Database.open(options.db, readonly=readonly))
+                connections.append(await Database.open(options.db, readonly=readonly, brief=True))
                 opened.push_async_callback(connections[-1].close)
             opened.pop_all()
         books, database, lookups = connections

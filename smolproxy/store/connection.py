@@ -20,6 +20,7 @@ _LOG_PAGES = 1000  # 4 MiB between checkpoints
 _LOG_KEPT = 4 * 2**20  # bytes: what is left of the write-ahead log's file when it starts anew
 _LOG_LONG = 8 * 2**20  # bytes: from here on reports let it start anew before they begin
 _STEP_ASIDE = 1.0  # seconds: for how long at most
+_IN_VAIN = 10.0  # seconds for which they do not do so again if it was of no use
 
 
 class Connection(sqlite3.Connection):
@@ -129,26 +130,31 @@ class FailedConnection(sqlite3.Connection):
 
 
 class ReadonlyConnection(Connection):
-    """The same for reports: needs the newest schema and refuses to write.
+    """The same for short questions: needs the newest schema and refuses to write."""
+
+    readonly = True
+
+    def _require_place(self) -> None:
+        """Reading goes on in a file that was deleted or replaced, until all connections are opened anew."""
+
+
+class ReportConnection(ReadonlyConnection):
+    """The same for reports, which may take long.
 
     SQLite starts its write-ahead log anew only in a moment when nobody reads from it. Reports without a pause, or one
     after the other, would let it grow for ever; so each lets such a moment come when the log is long.
     """
 
-    readonly = True
-
     def __init__(self, database: str) -> None:
         self._log = Path(f"{database}-wal")
+        self._in_vain_until = 0.0  # another program is in the way: not every report need find that out
         super().__init__(database)
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Run the statement, after having stepped aside if need be."""
-        if self._log_is_long():
+        if self._log_is_long() and time.monotonic() > self._in_vain_until:
             self._step_aside()
         return super().execute(sql, parameters)
-
-    def _require_place(self) -> None:
-        """Reading goes on in a file that was deleted or replaced, until all connections are opened anew."""
 
     def _log_is_long(self) -> bool:
         try:
@@ -166,6 +172,8 @@ class ReadonlyConnection(Connection):
                 with suppress(sqlite3.OperationalError):
                     super().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 time.sleep(0.01)
+            if self._log_is_long():
+                self._in_vain_until = time.monotonic() + _IN_VAIN
         finally:
             self._wait_for_others(BUSY_TIMEOUT)
 
@@ -196,8 +204,13 @@ def writing(database: str, **_: Any) -> sqlite3.Connection:
 
 
 def reading(database: str, **_: Any) -> sqlite3.Connection:
-    """Open for reports; otherwise the same."""
+    """Open for short questions; otherwise the same."""
     return _made(ReadonlyConnection, database)
+
+
+def reporting(database: str, **_: Any) -> sqlite3.Connection:
+    """Open for reports; otherwise the same."""
+    return _made(ReportConnection, database)
 
 
 def _made(kind: type[Connection], database: str) -> sqlite3.Connection:

@@ -50,16 +50,18 @@ class Database:
         self._owner: asyncio.Task[Any] | None = None  # the task that has a transaction open
 
     @classmethod
-    async def open(cls, path: Path | str, *, readonly: bool = False) -> Database:
+    async def open(cls, path: Path | str, *, readonly: bool = False, brief: bool = False) -> Database:
         """Open, making folder (0700) and file (0600) when missing, and migrate to the newest schema.
 
         :param readonly: for reports: the file must exist and be migrated; writing is refused.
+        :param brief: and what is read never takes long: it need not give way to the write-ahead log.
         :raises DatabaseError: names path and user when not permitted, says so when it is no database or another
             program's, and refuses a schema newer than the program.
         """
         path = Path(path)
         real = files.prepare(path, create=not readonly)
-        database = cls(path, real, connection.reading if readonly else connection.writing)
+        reading = connection.reading if brief else connection.reporting
+        database = cls(path, real, reading if readonly else connection.writing)
         await database._begin()
         return database
 

@@ -353,6 +353,7 @@ async def test_reports_without_a_pause_do_not_let_the_log_grow(
             await usage.insert(db, [ROW._replace(request_id="x" * 1000)] * 200)
         assert log.stat().st_size > 2 << 20
         monkeypatch.setattr(connection, "_STEP_ASIDE", 0.05)
+        monkeypatch.setattr(connection, "_IN_VAIN", 0)
         assert (await usage.summary(reader, usage.UsageFilter()))[0]["request_count"] == 2000  # it comes through anyway
         assert log.stat().st_size > 2 << 20
         other.execute("COMMIT")
@@ -360,3 +361,26 @@ async def test_reports_without_a_pause_do_not_let_the_log_grow(
     assert log.stat().st_size == 0
     assert (await reader.fetch_all("PRAGMA busy_timeout"))[0][0] == connection.BUSY_TIMEOUT * 1000
     await reader.close()
+
+
+async def test_a_long_log_that_somebody_keeps_long_delays_no_question_and_reports_seldom(
+    db: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LOG_LONG", 1 << 18)
+    monkeypatch.setattr(connection, "_STEP_ASIDE", 0.3)
+    reports, questions = await Database.open(path, readonly=True), await Database.open(path, readonly=True, brief=True)
+
+    async def took(database: Database) -> float:
+        started = time.monotonic()
+        await keys.list_all(database)
+        return time.monotonic() - started
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM usage").fetchall()
+        await usage.insert(db, [ROW._replace(request_id="x" * 1000)] * 500)
+        assert await took(questions) < 0.3
+        assert await took(reports) >= 0.3
+        assert await took(reports) < 0.3
+    await reports.close()
+    await questions.close()
