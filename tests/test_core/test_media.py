@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smolproxy.core.media import forbidden_url
@@ -91,6 +91,7 @@ anything = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(anything)
 def test_any_body_is_read(messages: Any) -> None:
     forbidden_url({"messages": messages}, allow_remote=False)

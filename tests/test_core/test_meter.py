@@ -8,7 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smolproxy.core import sse
@@ -171,6 +171,7 @@ def generations(draw: st.DrawFn) -> tuple[Call, bytes, bytes]:
     )
 
 
+@settings(deadline=None)
 @given(generations(), st.lists(st.integers(0, 10_000), max_size=8))
 def test_what_was_added_is_taken_out_of_any_stream(made: tuple[Call, bytes, bytes], cuts: list[int]) -> None:
     which, asked, wanted = made
@@ -208,6 +209,7 @@ def any_streams(draw: st.DrawFn) -> bytes:
     return b"".join(draw(st.lists(st.tuples(lines, end).map(b"".join), max_size=14)))
 
 
+@settings(deadline=None)
 @given(any_streams(), st.lists(st.integers(0, 10_000), max_size=8), st.sampled_from([{}, {"n": 2}, USAGE, TIMINGS]))
 def test_portions_do_not_matter(stream: bytes, cuts: list[int], fields: dict[str, Any]) -> None:
     at_once, split, bytewise = (StreamMeter(call(**fields)) for _ in range(3))
@@ -217,12 +219,14 @@ def test_portions_do_not_matter(stream: bytes, cuts: list[int], fields: dict[str
     assert state(at_once) == state(split) == state(bytewise)
 
 
+@settings(deadline=None)
 @given(any_streams(), st.lists(st.integers(0, 10_000), max_size=8))
 def test_nothing_is_changed_for_a_client_that_asked_for_all(stream: bytes, cuts: list[int]) -> None:
     for meter in (StreamMeter(call(**USAGE, **TIMINGS)), StreamMeter(call(CHAT, stream=False))):
         assert run(meter, *portions(stream, cuts)) == stream
 
 
+@settings(deadline=None)
 @given(any_streams().filter(lambda stream: b"timings" not in stream and b"usage" not in stream))
 def test_a_stream_in_which_nothing_was_added_passes(stream: bytes) -> None:
     assert run(StreamMeter(call()), *(stream[i : i + 1] for i in range(len(stream)))) == stream
@@ -310,6 +314,7 @@ TOLD = event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 
 CONTENT = event({"choices": [{"finish_reason": None, "index": 0, "delta": {"content": "x"}}]})
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([CONTENT, b":\n", b":\n\n", b": c\r\n", b"event: a\ndata: b\n\n", b"\r\n"]), max_size=12)
 )
@@ -431,6 +436,7 @@ def test_large_lines(size: int, length: int) -> None:
     assert meter.started
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 600_000), max_size=6), st.integers(-60, 60), st.booleans())
 def test_portions_of_large_events_do_not_matter(cuts: list[int], more: int, finished: bool) -> None:
     choice = {"finish_reason": "length" if finished else None, "index": 1, "text": "x" * (sse.MAX_EVENT - 150 + more)}
@@ -487,6 +493,7 @@ def test_a_large_event_lets_the_finish_chunk_go_first() -> None:
 # Plain answers
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3_000_000), max_size=5), st.sampled_from([10, 60_000, 140_000, 1_100_000, 2_000_000]))
 def test_plain_answers_are_read_whatever_the_portions(cuts: list[int], size: int) -> None:
     usage = {"prompt_tokens": 25, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 20}}

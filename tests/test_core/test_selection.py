@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smolproxy.core.selection import choose
@@ -61,6 +61,7 @@ def test_equals_take_turns() -> None:
     assert turns == {id(server): 10 for server in servers}
 
 
+@settings(deadline=None)
 @given(st.lists(boxes, max_size=5), st.integers(0, 1000), st.data())
 def test_nothing_better_is_passed_over(servers: list[Box], turn: int, data: st.DataObject) -> None:
     tried = [server for server in servers if data.draw(st.booleans())]

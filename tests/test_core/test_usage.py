@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smolproxy.core.meter import PlainMeter, StreamMeter
@@ -96,6 +96,7 @@ def test_timings_objects(value: Any, counts: Counts | None) -> None:
     assert read_timings(value) == counts
 
 
+@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.dictionaries(
     st.sampled_from(["prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "cached_tokens",
                      "prompt_n", "cache_n", "predicted_n", "prompt_ms", "predicted_ms"]), inner) | st.lists(inner)),
