@@ -201,4 +201,5 @@ def _shown(value: object) -> str:
         return "a number of more than 30 digits"
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
-    return str(value) if isinstance(value, date) else reprlib.repr(value)
+    shown = str(value) if isinstance(value, date) else reprlib.repr(value)
+    return shown if len(shown) <= 100 else shown[:97] + "..."

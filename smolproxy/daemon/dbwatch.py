@@ -57,7 +57,7 @@ class DatabaseWatch:
         if self.failing is None:
             self._fail(f"{first.path} has been deleted, moved or replaced while in use")
             with suppress(SmolproxyError):  # it refuses, and saves what only the write-ahead log has
-                await first.fetch_all("SELECT 1")
+                await first.data_version()
         if place == "replaced":
             await self._reopen()
 
