@@ -201,20 +201,24 @@ async def test_a_cancelled_batch_is_written(db: Database) -> None:
     assert len(await usage.logs(db, usage.UsageFilter())) == 1
 
 
-async def test_a_batch_is_one_hop_and_one_transaction(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [1, 64, 65, 500])
+async def test_a_batch_is_one_hop_and_one_transaction(
+    db: Database, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     hops: list[str] = []
-    put = type(db._connection).executemany
+    kind = type(db._connection)
+    for name in ("executemany", "execute_fetchall"):
 
-    def counted(self: object, sql: str, rows: object) -> object:
-        hops.append("executemany")
-        return put(self, sql, rows)  # type: ignore[arg-type]
+        def counted(self: object, *args: object, name: str = name, put: Callable[..., object] = getattr(kind, name)):
+            hops.append(name)
+            return put(self, *args)
 
-    monkeypatch.setattr(type(db._connection), "executemany", counted)
-    monkeypatch.setattr(type(db._connection), "execute", None)
-    monkeypatch.setattr(type(db._connection), "commit", None)
-    await usage.insert(db, [ROW] * 10)
-    assert hops == ["executemany"]
-    assert len(await usage.logs(db, usage.UsageFilter())) == 10
+        monkeypatch.setattr(kind, name, counted)
+    monkeypatch.setattr(kind, "execute", None)
+    monkeypatch.setattr(kind, "commit", None)
+    await usage.insert(db, [ROW] * count)
+    assert len(hops) == 1
+    assert len(await usage.logs(db, usage.UsageFilter(), limit=1000)) == count
 
 
 async def test_a_lock_of_another_process_becomes_a_database_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
