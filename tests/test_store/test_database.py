@@ -207,13 +207,18 @@ async def test_a_batch_is_one_hop_and_one_transaction(
 ) -> None:
     hops: list[str] = []
     kind = type(db._connection)
-    for name in ("executemany", "execute_fetchall"):
 
-        def counted(self: object, *args: object, name: str = name, put: Callable[..., object] = getattr(kind, name)):
+    def counting(name: str) -> Callable[..., object]:
+        put = getattr(kind, name)
+
+        def counted(self: object, *args: object) -> object:
             hops.append(name)
             return put(self, *args)
 
-        monkeypatch.setattr(kind, name, counted)
+        return counted
+
+    for name in ("executemany", "execute_fetchall"):
+        monkeypatch.setattr(kind, name, counting(name))
     monkeypatch.setattr(kind, "execute", None)
     monkeypatch.setattr(kind, "commit", None)
     await usage.insert(db, [ROW] * count)
