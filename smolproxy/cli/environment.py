@@ -31,16 +31,17 @@ class Environment:
         self._dotenv: Mapping[str, str | None] | None = None
 
     def get(self, name: str) -> str | None:
-        """Return a variable from the environment or from ``.env``; None if it is missing or empty.
+        """Return a variable from the environment or from ``.env``; None if it is missing or blank.
 
         :raises Invalid: if ``.env`` cannot be read.
         """
         value = os.environ.get(name)
-        if value:
+        if value and value.strip():
             return value
         if self._dotenv is None:
             self._dotenv = _read_dotenv()
-        return self._dotenv.get(name) or None
+        value = self._dotenv.get(name)
+        return value if value and value.strip() else None
 
     def database(self) -> Path:
         """Return the path of the SQLite file."""

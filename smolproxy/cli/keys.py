@@ -249,5 +249,5 @@ def _print_secret(key: store.Key, secret: str, as_json: bool) -> None:
     if as_json:
         output.print_json({"id": key.id, "key": secret, "name": key.name})
         return
-    click.echo(secret)
     output.note(f"key {key.id} ({key.name}): keep it now, it is shown only this once")
+    click.echo(secret)

@@ -13,6 +13,8 @@ from unicodedata import combining, east_asian_width
 
 import click
 
+_WIDEST = 400  # columns of a table on a terminal
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -100,7 +102,10 @@ def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequenc
         drawn.add_column(name, justify="right" if is_right else "left", overflow="fold")
     for row in cells:
         drawn.add_row(*map(Text, row))  # not str: in a name, square brackets are no markup
-    Console().print(drawn)
+    console = Console()
+    # a table that is too wide is left to the terminal: squeezed columns of three letters help nobody
+    needed = console.measure(drawn, options=console.options.update(max_width=_WIDEST)).maximum
+    Console(width=max(console.width, min(needed, _WIDEST))).print(drawn)
     return True
 
 

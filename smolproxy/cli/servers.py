@@ -54,7 +54,15 @@ def list_(env: Environment, as_json: bool) -> None:
         output.table(
             ("id", "name", "url", "active", "key", "slots", "models"),
             [
-                (str(one.id), one.name, one.url, one.active, one.api_key is not None, one.slots, one.models)
+                (
+                    str(one.id),
+                    one.name,
+                    one.url,
+                    one.active,
+                    one.api_key is not None,
+                    one.slots,
+                    one.models if one.listed else "(asked)",
+                )
                 for one in found
             ],
         )
@@ -189,7 +197,9 @@ def _row(server: store.Server) -> dict[str, Any]:
 
 
 def _models(server: store.Server) -> str:
-    return ", ".join(server.models) or "no models listed: it is asked itself"
+    if server.listed:
+        return ", ".join(server.models) or "no models: it gets no requests"
+    return "no models listed: it is asked itself"
 
 
 async def _warn(db: Database, server: store.Server) -> None:
@@ -199,4 +209,4 @@ async def _warn(db: Database, server: store.Server) -> None:
             output.note(f"warning: server {other.id} ({other.name}) has the same URL: its slots count twice")
     for alias in await aliases.list_all(db):
         if alias.alias_name in server.models:
-            output.note(f"warning: model {alias.alias_name} cannot be asked for: an alias of that name hides it")
+            output.note(f"warning: alias {alias.alias_name} is without effect: a model of that name comes first")

@@ -21,7 +21,7 @@ from smolproxy.daemon import auth
 from smolproxy.daemon.directory import Directory
 from smolproxy.daemon.reports import Reports
 from smolproxy.daemon.servers import Server
-from smolproxy.errors import Invalid, NotFound
+from smolproxy.errors import Conflict, Invalid, NotFound
 from smolproxy.store import aliases, keys, servers
 from smolproxy.store.database import Database
 from smolproxy.store.keys import Key
@@ -189,8 +189,26 @@ class Admin:
         reassign = request.query.get("reassign", "false").lower()
         if reassign not in ("true", "false", "1", "0"):
             raise Invalid("'reassign' is neither true nor false")
-        await servers.add_model(self._database, server_id, model, reassign=reassign in ("true", "1"))
+        await self._add_model(server_id, model, reassign=reassign in ("true", "1"))
         return await self._changed({"ok": True})
+
+    async def _add_model(self, server_id: int, model: str, *, reassign: bool) -> None:
+        """Add a model to what a server serves, also to one that was asked itself until now."""
+        asked = {
+            number: list(server.discovered)
+            for number, server in self._directory.servers.items()
+            if not server.record.listed
+        }
+        if model in asked.get(server_id, ()):
+            raise Conflict(f"server {server_id} has the model '{model}' already: it is asked itself")
+        async with self._database.transaction():
+            if asked.get(server_id):
+                await servers.list_models(self._database, server_id, asked[server_id])
+            await servers.add_model(self._database, server_id, model, reassign=reassign)
+            for number, names in asked.items() if reassign else ():
+                if number != server_id and model in names:
+                    others = [name for name in names if name != model]
+                    await servers.list_models(self._database, number, others)
 
     async def remove_model(self, request: web.Request) -> web.Response:
         model = request.match_info.get("model") or _required(await _body(request, ("model_name",)), "model_name")
@@ -235,7 +253,7 @@ class Admin:
 
 def _id(request: web.Request, what: str) -> int:
     text = request.match_info["id"]
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    if not (text.isascii() and text.isdigit() and len(text) < 19) or text != str(int(text)):
         raise NotFound(f"there is no {what} '{text}'")
     return int(text)
 

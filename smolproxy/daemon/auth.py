@@ -11,15 +11,15 @@ from smolproxy.errors import ApiError
 from smolproxy.store.keys import Key
 
 
+def bearer(request: web.Request) -> str | None:
+    """Return the key in ``Authorization: Bearer KEY``."""
+    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+    return value.strip() or None if scheme.lower() == "bearer" else None
+
+
 def credential(request: web.Request) -> str | None:
     """Return the key a request carries: ``Authorization: Bearer KEY``, else ``x-api-key: KEY``."""
-    authorization = request.headers.get("Authorization")
-    if authorization is not None:
-        scheme, _, value = authorization.partition(" ")
-        if scheme.lower() == "bearer" and value.strip():
-            return value.strip()
-    value = request.headers.get("x-api-key", "").strip()
-    return value or None
+    return bearer(request) or request.headers.get("x-api-key", "").strip() or None
 
 
 def unauthorized(message: str) -> ApiError:
@@ -52,7 +52,7 @@ async def admin(request: web.Request, admin_key: str, directory: Directory) -> N
 
     :raises ApiError: 401 without or with a wrong key, 403 with a user's.
     """
-    secret = credential(request)
+    secret = bearer(request)
     if secret is None:
         raise unauthorized("No admin key: send it as 'Authorization: Bearer ADMIN_KEY'.")
     if hmac.compare_digest(secret.encode(errors="surrogateescape"), admin_key.encode(errors="surrogateescape")):

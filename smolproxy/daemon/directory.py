@@ -166,11 +166,11 @@ class Directory:
         self.servers = {}
         for record in records:
             server = old.pop(record.id, None)
-            if server is not None and not server.update(record):
-                self._tasks.start(self._retire(server), f"retire {record.name}")
-                server = None
-            if server is None:
-                server = Server(record, self._settings)
+            if server is None or not server.update(record):
+                former, server = server, Server(record, self._settings)
+                if former is not None:
+                    server.succeed(former)
+                    self._tasks.start(self._retire(former), f"retire {record.name}")
                 self._added(server)
             self.servers[record.id] = server
         for server in old.values():

@@ -43,6 +43,7 @@ class Exchange:
         "first_token",
         "interrupted",
         "key",
+        "log_when_settled",
         "model",
         "outcome",
         "peeked",
@@ -78,6 +79,7 @@ class Exchange:
         self.sent = False  # a server may have worked on it
         self.tally: Callable[[], Tally] | None = None  # what the answer has told so far
         self.peeked = b""  # bytes of the answer's body that have been read already
+        self.log_when_settled: Callable[[], None] | None = None  # writes the line of the access log
         self.settled = False
         self.status = 0  # HTTP status, when the answer to the client has begun
         self.outcome = ""
@@ -127,6 +129,12 @@ class Exchange:
         self.settled = True
         self._reservation.cancel()
         self.end_lease()
+
+    def log_late(self) -> None:
+        """Write the line of the access log, if it has waited for the row."""
+        write, self.log_when_settled = self.log_when_settled, None
+        if write is not None:
+            write()
 
     def interrupt(self, reason: str) -> None:
         """End the request from outside: the client has gone, or the daemon stops."""

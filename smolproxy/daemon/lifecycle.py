@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import structlog
 from aiohttp import web
@@ -17,7 +18,7 @@ from smolproxy.config import FileConfig, ServeOptions, load
 from smolproxy.daemon.app import Daemon, create_app
 from smolproxy.daemon.merge import merge
 from smolproxy.daemon.protocol import Protocol
-from smolproxy.errors import ConfigError, SmolproxyError
+from smolproxy.errors import ConfigError, Conflict, Invalid, SmolproxyError
 
 log = structlog.get_logger("smolproxy")
 
@@ -61,7 +62,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(options: ServeOptions, config: FileConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns 0, or 1 if usage rows could not be written."""
-    stop = _signals()
+    stop, again = asyncio.Event(), asyncio.Event()
+    _signals(stop, again)
     listener = _listen(options.host, options.port)
     daemon = await Daemon.open(options, config)
     try:
@@ -83,7 +85,13 @@ async def serve(options: ServeOptions, config: FileConfig) -> int:
         await stop.wait()
         log.info("stopping", open_requests=len(daemon.proxy.exchanges))
         accepting.close()
-        await _drain(daemon, config.settings.drain_timeout)
+        draining = asyncio.ensure_future(_drain(daemon, config.settings.drain_timeout))
+        hurrying = asyncio.ensure_future(again.wait())
+        await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        if again.is_set():
+            await _end_at_once(daemon)
+        hurrying.cancel()
+        await draining
         await _server(runner).shutdown(_LAST_WORDS)
     finally:
         await runner.cleanup()
@@ -96,20 +104,26 @@ def _server(runner: web.AppRunner) -> web.Server:
     return runner.server
 
 
-def _signals() -> asyncio.Event:
-    """Take over the signals; the event is set by SIGTERM or SIGINT. A second one ends the process at once."""
+def _signals(stop: asyncio.Event, again: asyncio.Event) -> None:
+    """Take over the signals: SIGTERM or SIGINT sets ``stop``, a second one ``again``, a third one ends the process."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
 
     def stopping() -> None:
-        if stop.is_set():
+        if again.is_set():
             os._exit(1)
-        stop.set()
+        (again if stop.is_set() else stop).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # while the daemon starts, there is nothing to load anew
-    return stop
+
+
+async def _end_at_once(daemon: Daemon) -> NoReturn:
+    """End the process without waiting for anybody but the database: what is open gets its row."""
+    log.warning("stopping at once", open_requests=len(daemon.proxy.exchanges))
+    daemon.proxy.settle_all()
+    await daemon.ledger.flush(_LAST_WORDS)
+    os._exit(1)
 
 
 def _load(options: ServeOptions) -> FileConfig:
@@ -119,7 +133,10 @@ def _load(options: ServeOptions) -> FileConfig:
 
 
 async def _merge(daemon: Daemon, config: FileConfig) -> None:
-    merged = await merge(daemon.database, config)
+    try:
+        merged = await merge(daemon.database, config)
+    except (Conflict, Invalid) as error:
+        raise Invalid(f"{config.path}: {error}") from error
     for change in merged.changes:
         log.info("config", change=change)
     for warning in merged.warnings:
@@ -161,7 +178,7 @@ async def _reload(daemon: Daemon) -> None:
         return
     if config.settings != daemon.config.settings:
         log.warning("changed settings are in force after a restart; servers and aliases are in force now")
-    log.info("config file loaded")
+    log.info("no config file to load" if config.path is None else "config file loaded")
 
 
 async def _drain(daemon: Daemon, timeout: float) -> None:

@@ -56,7 +56,7 @@ async def merge(db: Database, config: FileConfig) -> Merged:
         for alias, model in config.aliases.items()
         if model not in listed
     ]
-    warnings += [f"alias {alias} hides the model of that name" for alias in hiding]
+    warnings += [f"alias {alias} is without effect: a model of that name comes first" for alias in hiding]
     return Merged(tuple(changes), tuple(warnings))
 
 
@@ -72,7 +72,7 @@ def _differing(server: servers.Server, entry: ServerEntry) -> dict[str, Any]:
     if entry.api_key_given and entry.api_key != server.api_key:
         differing["api_key"] = entry.api_key
     # The order of a list says nothing.
-    if entry.models is not None and set(entry.models) != set(server.models):
+    if entry.models is not None and (set(entry.models) != set(server.models) or bool(entry.models) != server.listed):
         differing["models"] = list(entry.models)
     if entry.slots is not None and entry.slots != server.slots:
         differing["slots"] = entry.slots

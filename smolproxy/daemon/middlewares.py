@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -50,6 +51,7 @@ def outermost(
             _check_encoding(request)
             response = await handler(request)
         except ApiError as error:
+            request["code"] = error.code
             response = error_response(error)
         except SmolproxyError as error:
             response = error_response(ApiError(error.code, str(error)))
@@ -65,7 +67,13 @@ def outermost(
             response = error_response(ApiError("internal_error", message))
         finally:
             if access_log:
-                _log_access(access, request, response, started)
+                duration = round((time.perf_counter() - started) * 1000, 1)
+                write = partial(_log_access, access, request, response, duration)
+                exchange = request.get("exchange")
+                if exchange is None or exchange.settled:
+                    write()
+                else:
+                    exchange.log_when_settled = write
         if not response.prepared:
             response.headers["x-request-id"] = request["id"]
             response.headers["Server"] = "smolproxy"
@@ -110,8 +118,7 @@ def _of_aiohttp(error: web.HTTPException, max_body_mib: float) -> ApiError:
     return ApiError("internal_error", error.reason)
 
 
-def _log_access(access: Any, request: web.Request, response: web.StreamResponse | None, started: float) -> None:
-    duration = round((time.perf_counter() - started) * 1000, 1)
+def _log_access(access: Any, request: web.Request, response: web.StreamResponse | None, duration: float) -> None:
     status = response.status if response is not None else 499
     exchange = request.get("exchange")
     if exchange is None:
@@ -124,6 +131,8 @@ def _log_access(access: Any, request: web.Request, response: web.StreamResponse 
             status=status,
             ms=duration,
             key_id=None if key is None else key.id,
+            model=request.get("model"),
+            code=request.get("code"),
         )
         return
     usage = exchange.usage

@@ -29,6 +29,7 @@ from smolproxy.daemon.directory import Directory
 from smolproxy.daemon.exchange import Exchange
 from smolproxy.daemon.health import Health
 from smolproxy.daemon.ledger import Ledger
+from smolproxy.daemon.public import model_not_found
 from smolproxy.daemon.sending import LOOP_HEADER, RETRY_LATER, Sender
 from smolproxy.daemon.servers import Server
 from smolproxy.daemon.tasks import Tasks
@@ -60,6 +61,7 @@ class Proxy:
         self.tasks = tasks
         self.stopping = False
         self.exchanges: dict[Any, Exchange] = {}  # by the connection that each came on
+        self._leaving: set[Exchange] = set()  # their clients have gone, their rows are being made
         self._ledger = ledger
         ledger.company = self.exchanges.__len__
         self._limiter = limiter
@@ -78,6 +80,7 @@ class Proxy:
         key = await auth.user(request, self.directory)
         body = await self._bodies.read(request)
         call, fields = calls.parse(endpoint, body)
+        request["model"] = call.model
         self._check_fields(key, call, fields)
         model, servers = self._resolve(call, key)
         exchange = self._admit(request, arrived, key, call, model)
@@ -134,13 +137,8 @@ class Proxy:
             raise ApiError("invalid_request", "'model' is missing: name the model to use.", param="model")
         found = self.directory.resolve(name)
         if found is None or not model_allowed(key.limits, name, found[0]):
-            known = sorted(n for n, real, _ in self.directory.names() if model_allowed(key.limits, n, real))
-            listed = ", ".join(known[:50]) + (", ..." if len(known) > 50 else "")
-            raise ApiError(
-                "model_not_found",
-                f"There is no model '{name}' here. " + (f"There are: {listed}." if known else "There is none yet."),
-                param="model",
-            )
+            known = (n for n, real, _ in self.directory.names() if model_allowed(key.limits, n, real))
+            raise model_not_found(name, known)
         if not any(server.record.active for server in found[1]):
             raise ApiError(
                 "no_server_available", f"All servers of the model '{name}' are disabled.", headers=RETRY_LATER
@@ -195,5 +193,17 @@ class Proxy:
         exchange.give_back()
         if not exchange.settled:
             exchange.outcome = "client_disconnect"
-            settling = relay.settle_cut_short(exchange, exchange.status or 499, exchange.outcome)
-            self.tasks.start(settling, f"settle {exchange.request_id}")
+            self._leaving.add(exchange)
+            self.tasks.start(self._settle_leaving(exchange), f"settle {exchange.request_id}")
+
+    async def _settle_leaving(self, exchange: Exchange) -> None:
+        try:
+            await relay.settle_cut_short(exchange, exchange.status or 499, exchange.outcome)
+        finally:
+            self._leaving.discard(exchange)
+
+    def settle_all(self) -> None:
+        """Settle all that is open with what is known of it, without asking or waiting: the daemon ends at once."""
+        for exchange in (*self.exchanges.values(), *self._leaving):
+            if not exchange.settled:
+                relay.settle_at_once(exchange, exchange.status or 503, exchange.outcome or "timeout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +17,15 @@ from smolproxy.errors import ApiError
 from smolproxy.store.keys import Key
 
 _NO_LIMITS = Limits()
+_MOST_LISTED = 50
+
+
+def model_not_found(name: str, known: Iterable[str]) -> ApiError:
+    """Return the answer to whom a model is not known, with what there is for him."""
+    names = sorted(known)
+    listed = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+    there_is = f"There are: {listed}." if names else "There is none that this key may use."
+    return ApiError("model_not_found", f"There is no model '{name}' here. {there_is}", param="model")
 
 
 class Public:
@@ -39,7 +49,7 @@ class Public:
         for model in self._listed(key):
             if model["id"] == name:
                 return web.json_response(model)
-        raise ApiError("model_not_found", f"There is no model '{name}' here.", param="model")
+        raise model_not_found(name, (model["id"] for model in self._listed(key)))
 
     async def health(self, request: web.Request) -> web.Response:
         """Tell whether smolproxy works; the servers are not asked."""

@@ -100,7 +100,21 @@ async def settle_cut_short(
     if exchange.server is not None and exchange.sent:
         tally = exchange.tally() if exchange.tally is not None else Tally()
         usage = await counting.settle_cut_short(exchange.server, exchange.call, exchange.model, tally, patience)
-    await exchange.settle(status, outcome, usage)
+    if not exchange.settled:
+        await exchange.settle(status, outcome, usage)
+    exchange.log_late()
+
+
+def settle_at_once(exchange: Exchange, status: int, outcome: str) -> None:
+    """Settle a request with what its answer has told so far, and nothing more."""
+    tally = exchange.tally() if exchange.tally is not None else Tally()
+    (prompt, cached, completion), _ = tally.counts()
+    source = "counted" if exchange.sent else "none"
+    exchange.settle(
+        status,
+        outcome,
+        Usage(prompt or 0, cached or 0, completion or 0, source, tally.prompt_ms, tally.predicted_ms),
+    )
 
 
 class _Stream:

@@ -135,7 +135,7 @@ class Server:
     @property
     def models(self) -> tuple[str, ...]:
         """The models it serves: as listed by the administrator, else as the server told."""
-        return self.record.models or tuple(self.discovered)
+        return self.record.models if self.record.listed else tuple(self.discovered)
 
     def set_state(self, state: str, error: str | None = None) -> bool:
         """Note a state and the error that led to it; returns whether it is another than before."""
@@ -145,6 +145,11 @@ class Server:
         self._state = state
         self.since = time.time()
         return True
+
+    def succeed(self, former: Server) -> None:
+        """Go on with what a former pool of the same server knew, until it is asked anew."""
+        self.discovered = dict(former.discovered)
+        self._told_slots = former._told_slots
 
     def learn(self, models: list[str] | None, slots: int | None) -> bool:
         """Note what the server told of itself; returns whether its models are others than before."""

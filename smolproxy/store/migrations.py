@@ -44,6 +44,7 @@ _TABLES = (
         url TEXT NOT NULL,
         api_key TEXT,
         active INTEGER NOT NULL DEFAULT 1,
+        listed INTEGER NOT NULL DEFAULT 0,  -- its models are those of server_models, even if there are none
         slots INTEGER,
         created_at INTEGER NOT NULL,
         deleted_at INTEGER

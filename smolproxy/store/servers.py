@@ -16,7 +16,7 @@ from smolproxy.errors import Conflict, Invalid, NotFound
 from smolproxy.store.database import Database
 
 _ALIVE = """
-    SELECT id, name, url, active, slots, created_at, api_key, model_name
+    SELECT id, name, url, active, listed, slots, created_at, api_key, model_name
     FROM servers LEFT JOIN server_models ON server_id = id
     WHERE deleted_at IS NULL
 """
@@ -31,10 +31,11 @@ class Server:
     name: str
     url: str  # normalised: no trailing slash, no query
     active: bool
-    models: tuple[str, ...]  # as listed by the administrator; empty: the server itself is asked
+    models: tuple[str, ...]  # as listed by the administrator
     slots: int | None  # None: the server itself is asked
     created_at: int  # Unix time, milliseconds
     api_key: str | None = field(default=None, repr=False)
+    listed: bool = False  # the list is all that it serves; else the server itself is asked
 
 
 async def add(
@@ -54,8 +55,15 @@ async def add(
     async with db.transaction():
         await _require_free(db, name)
         server_id = await db.insert_row(
-            "INSERT INTO servers (name, url, api_key, slots, created_at) VALUES (?, ?, ?, ?, ?)",
-            (values["name"], values["url"], values["api_key"], values["slots"], time.time_ns() // 1_000_000),
+            "INSERT INTO servers (name, url, api_key, listed, slots, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                values["name"],
+                values["url"],
+                values["api_key"],
+                bool(values["models"]),
+                values["slots"],
+                time.time_ns() // 1_000_000,
+            ),
         )
         await _write_models(db, server_id, values["models"])
         return await get(db, server_id)
@@ -78,7 +86,7 @@ async def update(db: Database, server_id: int, changes: Mapping[str, Any]) -> Se
     """Change the given fields, leave the others.
 
     :param changes: any of ``name``, ``url``, ``api_key`` (None or "" clears), ``active``, ``models`` (replaces the
-        list), ``slots`` (None: ask the server).
+        list; an empty one: ask the server), ``slots`` (None: ask the server).
     :raises NotFound: no such server; Conflict: the name is taken; Invalid: nothing to change, an unknown field, a
         value of the wrong type or one that cannot be accepted.
     """
@@ -88,11 +96,13 @@ async def update(db: Database, server_id: int, changes: Mapping[str, Any]) -> Se
     async with db.transaction():
         old = await get(db, server_id)
         new = replace(old, **values)
+        if "models" in values:
+            new = replace(new, listed=bool(new.models))
         if new.name != old.name:
             await _require_free(db, new.name)
         await db.fetch_all(
-            "UPDATE servers SET name = ?, url = ?, api_key = ?, active = ?, slots = ? WHERE id = ?",
-            (new.name, new.url, new.api_key, new.active, new.slots, server_id),
+            "UPDATE servers SET name = ?, url = ?, api_key = ?, active = ?, listed = ?, slots = ? WHERE id = ?",
+            (new.name, new.url, new.api_key, new.active, new.listed, new.slots, server_id),
         )
         if new.models != old.models:
             await db.fetch_all("DELETE FROM server_models WHERE server_id = ?", (server_id,))
@@ -114,8 +124,22 @@ async def remove(db: Database, server_id: int) -> None:
         )
 
 
+async def list_models(db: Database, server_id: int, models: Sequence[str]) -> Server:
+    """Make these a server's list, even if there are none: it is not asked any more.
+
+    :raises NotFound: no such server; Invalid: a bad name.
+    """
+    names = _check_models(models)
+    async with db.transaction():
+        server = await get(db, server_id)
+        await db.fetch_all("UPDATE servers SET listed = 1 WHERE id = ?", (server_id,))
+        await db.fetch_all("DELETE FROM server_models WHERE server_id = ?", (server_id,))
+        await _write_models(db, server_id, names)
+        return replace(server, models=names, listed=True)
+
+
 async def add_model(db: Database, server_id: int, model: str, *, reassign: bool = False) -> Server:
-    """List a model under a server, last.
+    """List a model under a server, last. One that was asked itself is not any more.
 
     :param reassign: take it away from all other servers, in the same transaction.
     :raises NotFound: no such server; Conflict: this server has it already; Invalid: a bad name.
@@ -127,12 +151,13 @@ async def add_model(db: Database, server_id: int, model: str, *, reassign: bool 
             raise Conflict(f"server {server.name!r} has model {model!r} already")
         if reassign:
             await db.fetch_all("DELETE FROM server_models WHERE model_name = ?", (model,))
+        await db.fetch_all("UPDATE servers SET listed = 1 WHERE id = ?", (server_id,))
         await _write_models(db, server_id, (model,))
-        return replace(server, models=(*server.models, model))
+        return replace(server, models=(*server.models, model), listed=True)
 
 
 async def remove_model(db: Database, server_id: int, model: str) -> Server:
-    """Take a model off a server's list. :raises NotFound: no such server, or it is not on its list."""
+    """Take a model off a server's list, which may be empty then. :raises NotFound: no such server, or not listed."""
     async with db.transaction():
         server = await get(db, server_id)
         if model not in server.models:
@@ -174,6 +199,7 @@ def _servers(rows: Sequence[Any]) -> list[Server]:
                 slots=row["slots"],
                 created_at=row["created_at"],
                 api_key=row["api_key"],
+                listed=bool(row["listed"]),
             )
         if row["model_name"] is not None:
             models.setdefault(server_id, []).append(row["model_name"])

@@ -144,7 +144,10 @@ async def test_a_second_signal_ends_at_once(place: Place) -> None:
         place.daemon.signal(signal.SIGTERM)
         assert await place.daemon.ended(5) != 0
         assert time.monotonic() - started < 3
+        row = place.daemon.row(response.headers["x-request-id"])
     place.daemon.process = None
+    assert (row["outcome"], row["status"], row["tokens_source"]) == ("timeout", 200, "counted")
+    assert row["completion_tokens"] > 0
 
 
 async def test_an_idle_daemon_ends_at_once(place: Place) -> None:

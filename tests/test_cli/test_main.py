@@ -216,3 +216,14 @@ def test_no_command_but_serve_and_demo_imports_aiohttp(folder):
     assert probe(runs) == "[]"
     (folder / "config.yaml").write_text("{}")
     assert probe([["config", "check"], ["keys", "create"]]) == "['yaml']"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [["keys", "create", "ann"], ["usage", "--json"]])
+def test_output_that_cannot_be_written_is_told_in_one_line(arguments, tmp_path):
+    command = [sys.executable, "-m", "smolproxy", "--db", str(tmp_path / "p.db"), *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "Error: the output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr

@@ -72,7 +72,7 @@ def test_the_same_url_twice_is_warned_of(run, gpu):
 
 def test_a_model_hidden_by_an_alias_is_warned_of(run, gpu):
     run("aliases", "set", "fast", "a")
-    warning = "warning: model fast cannot be asked for: an alias of that name hides it\n"
+    warning = "warning: alias fast is without effect: a model of that name comes first\n"
     assert run("servers", "add", "two", "http://b", "--model", "fast").stderr == warning
     assert run("servers", "add-model", 1, "fast").stderr == warning
 
@@ -82,7 +82,7 @@ def test_list(run, gpu):
     assert [line.split() for line in run("servers", "list").stdout.splitlines()] == [
         ["id", "name", "url", "active", "key", "slots", "models"],
         ["1", "gpu", "http://10.0.0.5:8080", "yes", "yes", "-", "a,", "b/c:d"],
-        ["2", "two", "http://b", "yes", "no", "1,000", "-"],
+        ["2", "two", "http://b", "yes", "no", "1,000", "(asked)"],
     ]
 
 
@@ -142,7 +142,7 @@ def test_models_of_any_name_are_added_and_removed(run, gpu, fails, model):
 
 def test_the_last_model_removed(run):
     run("servers", "add", "gpu", "http://a", "--model", "m")
-    assert run("servers", "remove-model", 1, "m").stdout == "server 1 (gpu) has no models listed: it is asked itself\n"
+    assert run("servers", "remove-model", 1, "m").stdout == "server 1 (gpu) has no models: it gets no requests\n"
 
 
 def test_reassign_takes_a_model_away_from_others(run, gpu):

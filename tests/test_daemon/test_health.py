@@ -75,7 +75,7 @@ async def test_a_server_that_answers_is_up_and_tells_of_itself(make: Make) -> No
 
 async def test_what_an_admin_says_counts_more_than_what_a_server_tells(make: Make) -> None:
     async with StandIn(["m", "n"], slots=3) as standin:
-        server = make(standin.url, models=("listed",), slots=2)
+        server = make(standin.url, models=("listed",), listed=True, slots=2)
         await health().discover(server)
         assert (server.models, server.slots) == (("listed",), 2)
 

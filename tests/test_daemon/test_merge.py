@@ -110,7 +110,7 @@ async def test_an_alias_whose_model_no_server_lists_is_warned_of(db):
 async def test_a_model_that_an_alias_of_the_database_hides_is_warned_of(db):
     await aliases.create(db, "fast", "m")
     merged = await merge(db, file(entry(models=("m", "fast"))))
-    assert merged.warnings == ("alias fast hides the model of that name",)
+    assert merged.warnings == ("alias fast is without effect: a model of that name comes first",)
 
 
 async def test_no_word_tells_a_key(db):
