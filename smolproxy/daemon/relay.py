@@ -132,10 +132,6 @@ class _Stream:
         self.response = web.StreamResponse(
             status=upstream.status, headers=_headers(settings, exchange, upstream, stream=True)
         )
-        connection = upstream.connection
-        if connection is not None and connection.protocol is not None:
-            # llama-server closes the connection after a streamed answer, although it promises to keep it
-            connection.protocol.force_close()
 
     async def run(self) -> web.StreamResponse:
         """Relay until the end, whichever it is."""

@@ -111,7 +111,8 @@ class Sender:
         if server.authorization is not None:
             sent["Authorization"] = server.authorization
         url = server.url(exchange.call.endpoint.path, request.rel_url.raw_query_string)
-        return await server.post(url, body, sent, fresh=fresh)
+        # llama-server closes the connection after a streamed answer, although it promises to keep it
+        return await server.post(url, body, sent, fresh=fresh, last=exchange.call.stream)
 
     def _unreachable(self, server: Server, failure: SendError) -> ApiError:
         """Note what a failure teaches of the server; return what the client is told."""

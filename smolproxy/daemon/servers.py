@@ -6,6 +6,7 @@ Nothing here decides where a request goes or what an answer means.
 from __future__ import annotations
 
 import asyncio
+import select
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -39,10 +40,12 @@ class _Attempt:
     """One request on its way: is its connection a fresh one, and how long may its answer take to begin.
 
     :param patience: seconds from the moment when there is a connection; 0 for any.
+    :param last: the connection is not used again.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, *, last: bool) -> None:
         self.fresh = False
+        self.last = last
         self.expired = False
         self.started = time.monotonic()
         self._patience = patience
@@ -68,7 +71,20 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("attempt", default=None)
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Tells the attempt whether its connection was made for it, or had been used before."""
+    """Tells the attempt whether its connection was made for it, and sees to it that no answer meets another request."""
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Any:
+        attempt = _attempt.get()
+        connection = await super().connect(*args, **kwargs)
+        if attempt is None:
+            return connection
+        while not attempt.fresh and _spoilt(connection):
+            # the server has closed it, or said more than it was asked: whose answer would that be?
+            connection.close()
+            connection = await super().connect(*args, **kwargs)
+        if attempt.last and connection.protocol is not None:
+            connection.protocol.force_close()
+        return connection
 
     async def _create_connection(self, *args: Any, **kwargs: Any) -> Any:
         # Runs in the task of the request, inside connect(), in all supported versions of aiohttp.
@@ -80,6 +96,16 @@ class _Connector(aiohttp.TCPConnector):
         connection = await super()._create_connection(*args, **kwargs)
         attempt.wait()
         return connection
+
+
+def _spoilt(connection: aiohttp.connector.Connection) -> bool:
+    """Whether something was or is to be read on an idle connection, its end included."""
+    transport, protocol = connection.transport, connection.protocol
+    if transport is None or protocol is None or protocol.should_close:
+        return True
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class Server:
@@ -179,10 +205,13 @@ class Server:
         self.record = record
         return True
 
-    async def post(self, url: URL, body: bytes, headers: Any, *, fresh: bool = False) -> aiohttp.ClientResponse:
+    async def post(
+        self, url: URL, body: bytes, headers: Any, *, fresh: bool = False, last: bool = False
+    ) -> aiohttp.ClientResponse:
         """Send a request; returns the answer when its head is there.
 
         :param fresh: on a connection that nothing was sent on before.
+        :param last: the connection is not to be used again.
         :raises SendError: no answer; tells whether the connection was a fresh one.
         """
         session = self._session
@@ -190,7 +219,7 @@ class Server:
             if self._fresh_session is None:
                 self._fresh_session = self._make_session(_Connector(limit=0, force_close=True))
             session = self._fresh_session
-        attempt = _Attempt(self._first_byte_timeout)
+        attempt = _Attempt(self._first_byte_timeout, last=last)
         _attempt.set(attempt)
         attempt.wait()
         try:

@@ -49,8 +49,10 @@ class Unprivileged(Daemon):
     def spawn(self) -> subprocess.Popen[bytes]:
         command = [*AS_NOBODY, sys.executable, "-m", "smolproxy", "serve", "--host", "127.0.0.1", "--port", "0"]
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        # nobody may not write where coverage is measured
+        env = {name: value for name, value in self.env.items() if not name.startswith("COVERAGE")}
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, cwd=self.folder, env=env, stdout=log, stderr=log)
         return self.process
 
 

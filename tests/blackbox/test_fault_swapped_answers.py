@@ -16,6 +16,8 @@ from collections import Counter
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
+import pytest
+
 from .clients import Client, idle
 from .harness import Daemon, until
 
@@ -161,4 +163,37 @@ async def test_each_answer_is_its_users_own(daemon: Daemon) -> None:
     await until(lambda: daemon.rows(count)[0]["n"] >= sum(statuses.values()))
     await daemon.admin("DELETE", f"/servers/{server_id}")
     await until(lambda: not unruly.open)
+    server.close()
+
+
+class Talkative(Unruly):
+    """Answers, and then answers once more."""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        alive = await super().answer(reader, writer)
+        if alive:
+            await writer.drain()
+            await self.plain(writer, "<666>", "none")
+        return alive
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_nobody_asked_for_reaches_nobody(daemon: Daemon, wait: float, stream: bool) -> None:
+    """The server says more on a connection that has gone back into the pool: read already, or not yet."""
+    talkative = Talkative()
+    server = await asyncio.start_server(talkative.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    name = f"talkative {wait} {stream}"
+    server_id = (await daemon.admin("POST", "/servers", {"name": name, "url": url, "models": [name]}))["id"]
+    key = await daemon.new_key()
+    for number in range(20):
+        body = {"model": name, "messages": [], "user": f"<{number}> none", "stream": stream}
+        answer = await daemon.ask("POST", "/v1/chat/completions", key=key, json=body)
+        assert answer.status == 200
+        assert set(re.findall(r"<\d+>", answer.text)) == {f"<{number}>"}
+        if number < 3:
+            await asyncio.sleep(wait)
+    await daemon.admin("DELETE", f"/servers/{server_id}")
+    await until(lambda: not talkative.open)
     server.close()
