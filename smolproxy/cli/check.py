@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from smolproxy.core.names import told_model
 from smolproxy.store.servers import Server
 
 TIMEOUT = 5.0  # seconds, for one question
@@ -67,7 +68,7 @@ def _check(server: Server) -> Result:
             return _failed(server, "wrong_key", f"GET /v1/models answered {status}")
         if status != 200:
             return _failed(server, "down", f"GET /v1/models answered {status}")
-        models = tuple(str(model["id"]) for model in json.loads(answer)["data"])
+        models = tuple(told_model(str(model["id"])) for model in json.loads(answer)["data"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return _failed(server, "down", "GET /v1/models answered no list of models")
     except urllib.error.URLError as error:

@@ -15,6 +15,7 @@ import aiohttp
 import structlog
 
 from smolproxy.config import Settings
+from smolproxy.core.names import told_model
 from smolproxy.daemon.servers import Server
 
 log = structlog.get_logger("smolproxy")
@@ -126,7 +127,8 @@ def _model_names(answer: Any) -> list[str] | None:
     """Read the names out of an OpenAI list of models; ``None`` if it is none."""
     if type(answer) is not dict or type(answer.get("data")) is not list:
         return None
-    return [model["id"] for model in answer["data"] if type(model) is dict and type(model.get("id")) is str]
+    named = (model.get("id") for model in answer["data"] if type(model) is dict)
+    return [told_model(name) for name in named if type(name) is str]
 
 
 def describe(error: BaseException) -> str:

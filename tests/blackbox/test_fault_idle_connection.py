@@ -102,7 +102,12 @@ async def test_a_reused_connection_that_is_dead_is_replaced_once(quiet: Site, st
 async def test_not_more_than_once(quiet: Site) -> None:
     """A request that kills each connection is sent twice at most, however many connections idle in the pool."""
     site = quiet
-    await asyncio.gather(*(site.chat(max_tokens=1) for _ in range(4)))
+    gate = asyncio.Event()
+    site.server.script += [Reply(before=gate), Reply(before=gate)]
+    asking = [asyncio.ensure_future(site.chat(max_tokens=1)) for _ in range(2)]
+    await site.server.wait_for(lambda: site.server.in_flight == 2)
+    gate.set()
+    await asyncio.gather(*asking)
     assert len(site.server.connections) > 1
     before = len(site.generating())
     site.server.default = Reply(no_answer=True)

@@ -69,7 +69,7 @@ async def disable_key(site: Site, key: int) -> None:
         (delete_server, 404),
         (remove_server_by_command, 404),
         (disable_server, 503),
-        (remove_model, 200),  # without a list the server is asked, and has it
+        (remove_model, 404),  # the list is empty now; the server is not asked behind the administrator's back
         (delete_key, 401),
         (delete_key_by_command, 401),
         (disable_key, 401),

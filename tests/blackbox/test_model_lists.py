@@ -95,3 +95,15 @@ async def test_an_id_is_written_in_one_way(asked: Any) -> None:
     daemon, _, _ = asked
     await daemon.admin("DELETE", "/keys/01", status=404)
     assert len(await daemon.admin("GET", "/keys")) == 1
+
+
+async def test_a_path_that_a_server_tells_shows_to_nobody(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon().start()
+    async with StandIn(["/srv/models/small.gguf"]) as server:
+        await daemon.admin("POST", "/servers", {"name": "one", "url": server.url})
+        await until(lambda: daemon.logged("models of a server changed"))
+        assert await models(daemon) == ["small.gguf"]
+        key = await daemon.new_key()
+        answer = await daemon.ask("POST", CHAT, key=key, json={"model": "small.gguf", "messages": []})
+        assert answer.status == 200
+        assert (await daemon.cli("servers", "check")).out.split()[-3] == "small.gguf"

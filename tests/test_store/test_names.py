@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smolproxy.core.names import check_name
+from smolproxy.core.names import check_name, told_model
 from smolproxy.errors import Invalid
 
 
@@ -37,3 +37,17 @@ def test_what_is_no_name_is_refused_with_the_reason(name: object, reason: str) -
         check_name("model name", name)
     assert str(caught.value).startswith("model name ")
     str(caught.value).encode()  # printable wherever it is shown
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("/var/models/qwen3-8b-q4.gguf", "qwen3-8b-q4.gguf"),
+        ("C:\\models\\qwen3.gguf", "qwen3.gguf"),
+        ("org/model:Q4_K_M", "org/model:Q4_K_M"),
+        ("qwen3-8b-q4.gguf", "qwen3-8b-q4.gguf"),
+        ("/", "/"),
+    ],
+)
+def test_a_model_told_by_its_path_is_named_by_its_file(told: str, name: str) -> None:
+    assert told_model(told) == name
