@@ -279,8 +279,6 @@ class PlainMeter:
         """Return the tally, and the answer itself where it was short enough to be parsed."""
         tally = Tally(self._call.prompts, self._call.choices)
         head, tail = bytes(self._head), bytes(self._tail)
-        if not tail and self._call.choices == 1 and self._read_members(head, tally):
-            return tally, None
         if self.size <= _WHOLE and type(answer := jsontext.read(head + tail)) is dict:
             tally.add_usage(answer.get("usage"))
             tally.add_timings(answer.get("timings"))
@@ -292,19 +290,6 @@ class PlainMeter:
             for match in _TIMINGS.finditer(edge):
                 tally.add_timings(jsontext.read_at(edge, match.end()))
         return tally, None
-
-    @staticmethod
-    def _read_members(answer: bytes, tally: Tally) -> bool:
-        """Read usage and timings without the rest, where they can be mistaken for nothing; return whether they were."""
-        if answer.count(b'"usage"') != 1 or answer.count(b'"timings"') > 1:
-            return False
-        usage, timings = _USAGE.search(answer), _TIMINGS.search(answer)
-        if usage is None:
-            return False
-        tally.add_usage(jsontext.read_at(answer, usage.end()))
-        if timings is not None:
-            tally.add_timings(jsontext.read_at(answer, timings.end()))
-        return tally.told
 
 
 def _timings_at_end(event: bytes) -> int:

@@ -107,12 +107,6 @@ class Tally:
         return len(self.finished) >= self.choices
 
     @property
-    def told(self) -> bool:
-        """Whether a usage object has told prompt and completion."""
-        counts = self._closing.get(0)
-        return counts is not None and counts.prompt is not None and counts.completion is not None
-
-    @property
     def prompt_ms(self) -> float | None:
         """Time the server spent on the prompt, milliseconds; of choices side by side the longest."""
         return max((prompt for prompt, _ in self._times.values() if prompt is not None), default=None)

@@ -20,7 +20,6 @@ from smolproxy.errors import ApiError, SmolproxyError
 log = structlog.get_logger("smolproxy")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 _SLASHES = re.compile(r"/{2,}")
 # What aiohttp decodes, given the libraries; of the last two it says so itself if they are missing.

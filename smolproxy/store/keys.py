@@ -60,11 +60,6 @@ async def list_all(db: Database) -> list[Key]:
     return [_key(row) for row in await db.fetch_all(_ALIVE + "ORDER BY id")]
 
 
-async def by_digest(db: Database) -> dict[str, Key]:
-    """Return all keys under their :func:`smolproxy.core.tokens.digest`, disabled and expired ones included."""
-    return {row["hash"]: _key(row) for row in await db.fetch_all(_ALIVE)}
-
-
 async def get(db: Database, key_id: int) -> Key:
     """Return one key. :raises NotFound: there is none, or it has been deleted."""
     rows = await db.fetch_all(_ALIVE + "AND id = ?", (key_id,)) if 0 < key_id < 2**63 else []

@@ -508,7 +508,7 @@ def test_plain_answers_are_read_whatever_the_portions(cuts: list[int], size: int
         tally, read = meter.settle()
         assert tally.counts() == ((25, 20, 3), "usage")
         assert (tally.prompt_ms, tally.predicted_ms) == (1.5, pytest.approx(0.3))
-        assert read is None or (read == answer and len(body) <= 1024 * 1024)
+        assert read == (answer if len(body) <= 1024 * 1024 else None)
         assert meter.size == len(body)
 
 
@@ -545,3 +545,10 @@ def test_text_in_a_long_plain_answer_is_no_usage() -> None:
     meter = PlainMeter(call(stream=False))
     meter.feed(body)
     assert meter.settle()[0].counts() == ((1, None, 2), "usage")
+
+
+def test_a_usage_deep_in_a_plain_answer_is_not_the_answers() -> None:
+    inner = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    meter = PlainMeter(call(stream=False))
+    meter.feed(dump({"choices": [{"message": {"content": "x", "extra": inner}}], "timings": timings(3)}))
+    assert meter.settle()[0].counts()[1] == "timings"
