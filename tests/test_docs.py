@@ -45,10 +45,12 @@ def test_the_example_config_is_valid() -> None:
 
 @pytest.mark.parametrize("name", ["ADMIN_KEY", "PROXY_HOST", "PROXY_PORT", "DB_PATH", "CONFIG_PATH"])
 def test_every_variable_is_in_the_readme_and_in_a_help(name: str) -> None:
-    helps = cli.get_help(click.Context(cli))
-    serve = cli.get_command(click.Context(cli), "serve")
+    # with the settings of its own: a command keeps the help option that it was first asked for
+    context = click.Context(cli, **cli.context_settings)
+    helps = cli.get_help(context)
+    serve = cli.get_command(context, "serve")
     assert serve is not None
-    helps += serve.get_help(click.Context(serve))
+    helps += serve.get_help(click.Context(serve, parent=context))
     assert name in helps
     assert f"| `{name}` |" in README
 
